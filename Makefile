@@ -1,0 +1,52 @@
+# One command a job; `make setup` is done by whichever job comes first.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: help setup run test check bench soak proto fmt clean
+
+help:            ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
+
+setup: $(STAMP)  ## make .venv with everything in it
+
+$(STAMP): pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	@echo "installing Agent-Reach and its tools into $(VENV) (half a minute) …"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group dev
+	@touch $@
+
+$(VENV)/.bench: $(STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group bench
+	@touch $@
+
+run: $(STAMP)    ## a node with demo agents, calls you can watch; Ctrl-C ends it
+	@$(BIN)/reach demo
+
+test: $(STAMP)   ## every test a fresh machine can run (under 10 minutes on 2 cores)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
+
+check: $(STAMP)  ## format, lint, types, layers, generated code (under a minute)
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python tools/genproto.py --check
+
+bench: $(VENV)/.bench ## throughput and latency as ratios to plain gRPC and NATS; AGAINST=<commit> compares two trees
+	@$(BIN)/python tools/bench.py $(if $(QUICK),--quick) $(if $(AGAINST),--against $(AGAINST)) $(ARGS)
+
+soak: $(STAMP)   ## the long cases in their full length
+	@REACH_SOAK=1 $(BIN)/python -m pytest -m soak --timeout 3600
+
+proto: $(STAMP)  ## generate the Python code of proto/ again
+	@$(BIN)/python tools/genproto.py
+
+fmt: $(STAMP)    ## format and mend what can be mended
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+clean:           ## remove .venv and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

@@ -1,0 +1,5 @@
+"""The command `reach`."""
+
+
+def main() -> None:
+    """Entry point of the console script."""
