@@ -1,0 +1,39 @@
+"""Bounds that both ends must know to interoperate. Sizes in bytes, times in milliseconds unless the name says otherwise."""
+
+PROTOCOL_VERSION = 1
+
+PAYLOAD_BYTES_MAX = 1 << 20  # inline payload, by default; settable up to PAYLOAD_BYTES_CEILING
+PAYLOAD_BYTES_CEILING = 4 << 20
+GRPC_MESSAGE_BYTES_MAX = 16 << 20  # gRPC's own limit, above ours, so that oversize is answered by us
+
+MESSAGE_ID_CHARS_MAX = 128
+TRACE_ID_CHARS_MAX = 128
+SESSION_ID_BYTES_MAX = 256
+DEDUP_KEY_CHARS_MAX = 256
+HASH_KEY_BYTES_MAX = 256
+HEADERS_MAX = 64
+HEADERS_BYTES_MAX = 8 << 10
+CAPABILITIES_MAX = 64
+LABELS_MAX = 64
+DESCRIPTION_CHARS_MAX = 4096
+TOPICS_PER_SUBSCRIBER_MAX = 1000
+
+TIMEOUT_MS_MIN = 10
+TIMEOUT_MS_MAX = 600_000
+
+FRAME_ENVELOPES_MAX = 256
+FRAME_BYTES_MAX = 256 << 10  # or one larger envelope; frames of many large envelopes are slower than single ones
+
+OUTBOX_ENVELOPES_MAX = 1024  # waiting; beyond, requests see the peer as full
+OUTBOX_BYTES_MAX = 16 << 20  # waiting and unacknowledged together
+OUTBOX_BYTES_HARD_MAX = 64 << 20  # replies may exceed the bound above up to here; beyond, SLOW_CONSUMER
+UNACKED_ENVELOPES_MAX = 4096  # given to the transport, not acknowledged: writing pauses (write() itself is no back-pressure)
+UNACKED_BYTES_MAX = 8 << 20
+
+ACK_DELAY_S = 0.020  # a bare ack is sent after at most this
+ACK_ENVELOPES = 512  # or at once when so many envelopes came since the last
+STAMP_SKEW_S = 0.020  # envelopes stamped further apart than this never share a frame (they share its age_ms)
+
+HELLO_TIMEOUT_S = 10.0
+RESUME_WINDOW_S = 10.0
+STREAM_CREDIT_INITIAL = 64

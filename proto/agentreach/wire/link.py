@@ -1,0 +1,368 @@
+"""The link: numbering, acknowledgement, batching and resume of frames, the same at both ends. No I/O, no clock.
+
+A `Link` outlives the gRPC streams that carry it. What is put on it waits in an outbox of three priorities, is taken
+in frames by the one writer of the current stream, and is kept until the peer acknowledges the frame. After a cut
+the peers tell each other the last frame they accepted; what was not accepted is sent again under its old number.
+
+Envelopes are serialised once, when they are put: their size is known, retention is cheap, and a frame is a join of
+bytes. The link knows nothing of requests; an `Item` is the handle by which its owner withdraws an envelope and reads
+how far it came, which is what tells CONNECT, UNKNOWN and LOST apart (behaviour.md §4).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from agentreach.v1.envelope_pb2 import Envelope
+from agentreach.v1.frame_pb2 import Frame, Signal
+from agentreach.wire import limits
+
+# Field keys of Frame (number << 3 | wire type) and of Envelope.fresh.
+_SEQ, _ACK, _AGE, _ENVELOPES, _SIGNALS = b"\x08", b"\x10", b"\x18", b"\x22", b"\x2a"
+_NOT_FRESH = b"\x68\x00"  # fresh = false appended: the last value of a scalar field wins
+
+UNNUMBERED_SIGNALS = frozenset(
+    {"hello", "node_hello", "welcome", "heartbeat", "heartbeat_ack", "probe", "probe_reply", "goodbye"}
+)
+
+HIGH, NORMAL, LOW = 0, 1, 2
+
+
+class LinkError(Exception):
+    """The peer broke the numbering; the stream ends with goodbye PROTOCOL_ERROR."""
+
+
+def varint(number: int) -> bytes:
+    """Protobuf's base-128 encoding of a number ≥ 0."""
+    if number < 0x80:
+        return _ONE_BYTE[number]
+    out = bytearray()
+    while number >= 0x80:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+_ONE_BYTE = [bytes((n,)) for n in range(128)]
+
+
+class Item:
+    """One envelope on its way to the peer."""
+
+    __slots__ = ("accepted", "data", "priority", "seq", "stamped")
+
+    def __init__(self, data: bytes, priority: int, stamped: float) -> None:
+        self.data: bytes | None = data
+        self.priority = priority
+        self.stamped = stamped
+        self.seq = 0
+        """Number of the frame that carried it; 0 while it was never given to the transport."""
+        self.accepted = False
+        """True once the peer acknowledged that frame."""
+
+
+class _SentFrame:
+    __slots__ = ("bytes_held", "items", "seq", "signals")
+
+    def __init__(self, seq: int, items: list[Item], signals: list[bytes], bytes_held: int) -> None:
+        self.seq = seq
+        self.items = items
+        self.signals = signals
+        self.bytes_held = bytes_held
+
+
+class Link:
+    """One end of a link. All times are seconds of the caller's monotonic clock."""
+
+    def __init__(self) -> None:
+        self._lanes: tuple[deque[Item], deque[Item], deque[Item]] = (deque(), deque(), deque())
+        self._signals: deque[bytes] = deque()
+        self._unnumbered: deque[bytes] = deque()
+        self._kept: deque[_SentFrame] = deque()
+        self._resend: deque[_SentFrame] = deque()
+        self._next_seq = 1
+        self._ack_sent = 0
+        self._envelopes_since_ack = 0
+        self.last_accepted = 0
+        """Number of the last frame of the peer that was accepted: `last_seq` of hello and welcome."""
+        self.acknowledged = 0
+        """Number of the last frame of ours that the peer accepted."""
+        self.waiting = 0
+        """Envelopes in the outbox, not yet given to the transport."""
+        self.waiting_bytes = 0
+        self.unacked = 0
+        """Envelopes given to the transport and not acknowledged."""
+        self.unacked_bytes = 0
+
+    # ---- sending ----
+
+    @property
+    def full(self) -> bool:
+        """True when requests must see this peer as full."""
+        return (
+            self.waiting >= limits.OUTBOX_ENVELOPES_MAX
+            or self.waiting_bytes + self.unacked_bytes >= limits.OUTBOX_BYTES_MAX
+        )
+
+    @property
+    def overrun(self) -> bool:
+        """True when even replies no longer fit: the link must end with SLOW_CONSUMER."""
+        return self.waiting_bytes + self.unacked_bytes >= limits.OUTBOX_BYTES_HARD_MAX
+
+    @property
+    def idle(self) -> bool:
+        """True when nothing waits and nothing is unacknowledged."""
+        return not (self.waiting or self._kept or self._signals or self._unnumbered)
+
+    @property
+    def ready(self) -> bool:
+        """True when `next_frame` has something to give besides a bare ack."""
+        if self._unnumbered or self._resend:
+            return True
+        return bool(self._signals or self.waiting) and not self._window_full
+
+    @property
+    def _window_full(self) -> bool:
+        return (
+            self.unacked >= limits.UNACKED_ENVELOPES_MAX
+            or self.unacked_bytes >= limits.UNACKED_BYTES_MAX
+            or len(self._kept) >= limits.UNACKED_ENVELOPES_MAX
+        )
+
+    def put(self, envelope: Envelope, now: float, priority: int = NORMAL) -> Item:
+        """Queue an envelope, as it is now (later changes to it do not travel). Bounds are the caller's to check."""
+        return self.put_bytes(envelope.SerializeToString(), now, priority)
+
+    def put_bytes(self, data: bytes, now: float, priority: int = NORMAL) -> Item:
+        """Queue an envelope that is serialised already."""
+        item = Item(data, priority, now)
+        self._lanes[priority].append(item)
+        self.waiting += 1
+        self.waiting_bytes += len(data)
+        return item
+
+    def signal(self, signal: Signal) -> None:
+        """Queue a signal; it goes before waiting envelopes."""
+        data = signal.SerializeToString()
+        if signal.WhichOneof("kind") in UNNUMBERED_SIGNALS:
+            self._unnumbered.append(data)
+        else:
+            self._signals.append(data)
+
+    def withdraw(self, item: Item) -> bool:
+        """Take an envelope back. Returns True if it had never been given to the transport.
+
+        One that was sent and not accepted is blanked: a resume sends its frame without it.
+        """
+        data = item.data
+        if data is None or item.accepted:
+            return False
+        item.data = None
+        if item.seq == 0:
+            self.waiting -= 1
+            self.waiting_bytes -= len(data)
+            return True
+        return False
+
+    def drop_oldest(self, items: deque[Item]) -> Item | None:
+        """Withdraw the oldest of `items` that still waits (events of a slow subscriber); None if none does."""
+        while items:
+            item = items.popleft()
+            if item.seq == 0 and item.data is not None:
+                self.withdraw(item)
+                return item
+        return None
+
+    def next_frame(self, now: float) -> bytes | None:
+        """The next frame for the transport, or None when there is nothing to say. It carries the current ack."""
+        if self._unnumbered:
+            return self._signal_frame()
+        if self._resend:
+            return self._encode(self._resend.popleft(), now)
+        if self._window_full:
+            return self._bare_ack()
+        signals = list(self._signals)
+        self._signals.clear()
+        items, held = self._take() if self.waiting else ([], 0)
+        if not items and not signals:
+            return self._bare_ack()
+        frame = _SentFrame(self._next_seq, items, signals, held)
+        self._next_seq += 1
+        for item in items:
+            item.seq = frame.seq
+        count = len(items)
+        self.waiting -= count
+        self.waiting_bytes -= held
+        self.unacked += count
+        self.unacked_bytes += held
+        self._kept.append(frame)
+        return self._encode(frame, now)
+
+    def _take(self) -> tuple[list[Item], int]:
+        items: list[Item] = []
+        held = 0
+        first = 0.0
+        for lane in self._lanes:
+            while lane:
+                item = lane[0]
+                data = item.data
+                if data is None:
+                    lane.popleft()
+                    continue
+                if not items:
+                    first = item.stamped
+                elif (
+                    held + len(data) > limits.FRAME_BYTES_MAX
+                    or len(items) >= limits.FRAME_ENVELOPES_MAX
+                    or abs(item.stamped - first) > limits.STAMP_SKEW_S
+                ):
+                    return items, held
+                lane.popleft()
+                items.append(item)
+                held += len(data)
+        return items, held
+
+    def _encode(self, frame: _SentFrame, now: float) -> bytes:
+        parts = [_SEQ, varint(frame.seq)]
+        self._add_ack(parts)
+        age_ms = 0
+        for item in frame.items:
+            data = item.data
+            if data is not None:
+                parts += (_ENVELOPES, varint(len(data)), data)
+                age_ms = max(age_ms, int((now - item.stamped) * 1000))
+        if age_ms > 0:
+            parts += (_AGE, varint(age_ms))
+        for data in frame.signals:
+            parts += (_SIGNALS, varint(len(data)), data)
+        return b"".join(parts)
+
+    def _signal_frame(self) -> bytes:
+        parts: list[bytes] = []
+        self._add_ack(parts)
+        while self._unnumbered:
+            data = self._unnumbered.popleft()
+            parts += (_SIGNALS, varint(len(data)), data)
+        return b"".join(parts)
+
+    def _bare_ack(self) -> bytes | None:
+        if self._ack_sent == self.last_accepted:
+            return None
+        parts: list[bytes] = []
+        self._add_ack(parts)
+        return b"".join(parts)
+
+    def _add_ack(self, parts: list[bytes]) -> None:
+        self._ack_sent = self.last_accepted
+        self._envelopes_since_ack = 0
+        if self.last_accepted:
+            parts += (_ACK, varint(self.last_accepted))
+
+    # ---- receiving ----
+
+    @property
+    def ack_owed(self) -> bool:
+        """True when the peer waits for an ack that nothing has carried yet."""
+        return self._ack_sent != self.last_accepted
+
+    @property
+    def ack_urgent(self) -> bool:
+        """True when so much was accepted since the last ack that it must not wait for its delay."""
+        return self._envelopes_since_ack >= limits.ACK_ENVELOPES
+
+    def receive(self, frame: Frame) -> bool:
+        """Take note of a frame. True: act on it; False: it was seen before and must be dropped.
+
+        A frame without a number is always acted on, for its signals. Raises `LinkError` on a gap, on an ack of
+        something never sent, or on envelopes in a frame without a number.
+        """
+        if frame.ack:
+            self._acknowledge(frame.ack)
+        seq = frame.seq
+        if seq == 0:
+            if frame.envelopes:
+                raise LinkError("envelopes in a frame without seq")
+            return True
+        if seq <= self.last_accepted:
+            return False
+        if seq != self.last_accepted + 1:
+            raise LinkError(f"frame {seq} came after frame {self.last_accepted}")
+        self.last_accepted = seq
+        self._envelopes_since_ack += len(frame.envelopes)
+        return True
+
+    def _acknowledge(self, ack: int) -> None:
+        if ack <= self.acknowledged:
+            return
+        if ack >= self._next_seq:
+            raise LinkError(f"ack {ack} for a frame that was never sent (last sent: {self._next_seq - 1})")
+        self.acknowledged = ack
+        kept = self._kept
+        while kept and kept[0].seq <= ack:
+            frame = kept.popleft()
+            for item in frame.items:
+                item.accepted = True
+                item.data = None
+            self.unacked -= len(frame.items)
+            self.unacked_bytes -= frame.bytes_held
+        while self._resend and self._resend[0].seq <= ack:
+            self._resend.popleft()
+
+    # ---- resume ----
+
+    def cut(self) -> None:
+        """The stream has ended: nothing unnumbered survives it, and the ack must be told anew."""
+        self._unnumbered.clear()
+        self._resend.clear()
+        self._ack_sent = -1 if self.last_accepted else 0
+
+    def resume(self, peer_last_seq: int) -> bool:
+        """Go on after a cut, given the last frame the peer accepted. False: it does not fit, `restart` instead."""
+        if not self.fits(peer_last_seq):
+            return False
+        self._acknowledge(peer_last_seq)
+        self._resend = deque(self._kept)
+        return True
+
+    def fits(self, peer_last_seq: int) -> bool:
+        """True when what the peer says it accepted continues what is kept here."""
+        return self.acknowledged <= peer_last_seq < self._next_seq
+
+    def restart(self) -> None:
+        """Number from 1 again in both directions. All that the peer had not accepted waits again, in order, first.
+
+        Each such envelope loses its `fresh` mark: the peer may have it. Numbered signals are dropped: state is
+        declared anew.
+        """
+        for lane, again in zip(self._lanes, self._unaccepted(), strict=True):
+            for item in again:
+                item.seq = 0
+                if item.data is not None:
+                    item.data += _NOT_FRESH
+                    self.waiting += 1
+                    self.waiting_bytes += len(item.data)
+            lane.extendleft(reversed(again))
+        self.unacked = self.unacked_bytes = 0
+        self._kept.clear()
+        self._resend.clear()
+        self._signals.clear()
+        self._unnumbered.clear()
+        self._next_seq = 1
+        self.acknowledged = self.last_accepted = self._ack_sent = self._envelopes_since_ack = 0
+
+    def _unaccepted(self) -> tuple[list[Item], list[Item], list[Item]]:
+        lanes: tuple[list[Item], list[Item], list[Item]] = ([], [], [])
+        for frame in self._kept:
+            for item in frame.items:
+                if item.data is not None:
+                    lanes[item.priority].append(item)
+        return lanes
+
+    def outstanding(self) -> Iterator[Item]:
+        """Every envelope that the peer has not accepted, sent or not, oldest first within a priority."""
+        for frame in self._kept:
+            yield from (item for item in frame.items if item.data is not None)
+        for lane in self._lanes:
+            yield from (item for item in lane if item.data is not None)
