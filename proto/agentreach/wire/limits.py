@@ -22,12 +22,16 @@ TIMEOUT_MS_MIN = 10
 TIMEOUT_MS_MAX = 600_000
 
 FRAME_ENVELOPES_MAX = 256
-FRAME_BYTES_MAX = 256 << 10  # or one larger envelope; frames of many large envelopes are slower than single ones
+FRAME_BYTES_MAX = (
+    256 << 10
+)  # or one larger envelope; frames of many large envelopes are slower than single ones
 
 OUTBOX_ENVELOPES_MAX = 1024  # waiting; beyond, requests see the peer as full
 OUTBOX_BYTES_MAX = 16 << 20  # waiting and unacknowledged together
 OUTBOX_BYTES_HARD_MAX = 64 << 20  # replies may exceed the bound above up to here; beyond, SLOW_CONSUMER
-UNACKED_ENVELOPES_MAX = 4096  # given to the transport, not acknowledged: writing pauses (write() itself is no back-pressure)
+UNACKED_ENVELOPES_MAX = (
+    4096  # given to the transport, not acknowledged: writing pauses (write() itself is no back-pressure)
+)
 UNACKED_BYTES_MAX = 8 << 20
 
 ACK_DELAY_S = 0.020  # a bare ack is sent after at most this

@@ -1,0 +1,110 @@
+"""The writing half of a link's stream: when to flush, for both ends.
+
+One task pulls frames from an `Outlet` and is the only writer of the stream (concurrent writes lose messages, and a
+cancelled write hangs the client: house.md, traps 1, 2, 4). An idle link flushes at once; under load the outlet lets
+the event loop turn while more keeps coming, so that one frame carries many envelopes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from agentreach.aio.clock import boot_time
+from agentreach.wire.limits import ACK_DELAY_S
+from agentreach.wire.link import Link
+
+_TURNS_MAX = 4  # loop turns a loaded writer waits for more; beyond, latency grows and batches do not
+_LOADED = 2  # envelopes in the last frame from which a link counts as loaded
+
+
+class Outlet:
+    """Frames of one link for one stream at a time."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[None] | None = None
+        self._ack_timer: asyncio.TimerHandle | None = None
+        self._ack_now = False
+        self._closed = False
+        self._sent_envelopes = 0
+
+    def wake(self) -> None:
+        """Something was put on the link."""
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def received(self) -> None:
+        """A frame was received: see that its ack goes out in time."""
+        if self._link.ack_urgent:
+            self._ack_now = True
+            self.wake()
+        elif self._ack_timer is None and self._link.ack_owed:
+            self._ack_timer = self._loop.call_later(ACK_DELAY_S, self._ack_due)
+
+    def _ack_due(self) -> None:
+        self._ack_timer = None
+        if self._link.ack_owed:
+            self._ack_now = True
+            self.wake()
+
+    def close(self) -> None:
+        """Let `next_frame` give what is ready and then None."""
+        self._closed = True
+        self.wake()
+
+    def abandon(self) -> None:
+        """The stream is gone: `next_frame` gives None at once."""
+        self._closed = True
+        if self._ack_timer is not None:
+            self._ack_timer.cancel()
+            self._ack_timer = None
+        self._abandoned = True
+        self.wake()
+
+    _abandoned = False
+
+    async def next_frame(self) -> bytes | None:
+        """Wait for the next frame; None after `close` or `abandon`. Cancelling the wait loses nothing."""
+        link = self._link
+        while True:
+            if self._abandoned:
+                return None
+            if link.ready:
+                if self._sent_envelopes >= _LOADED:
+                    await self._let_more_come()
+                    if self._abandoned:
+                        return None
+                before = link.waiting
+                frame = link.next_frame(boot_time())
+                if frame is not None:
+                    self._sent_envelopes = before - link.waiting
+                    self._ack_now = False
+                    return frame
+            if self._ack_now:
+                self._ack_now = False
+                frame = link.next_frame(boot_time())
+                if frame is not None:
+                    return frame
+            if self._closed:
+                self._stop_timer()
+                return None
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+
+    async def _let_more_come(self) -> None:
+        waiting = self._link.waiting
+        for _ in range(_TURNS_MAX):
+            await asyncio.sleep(0)
+            if self._link.waiting == waiting:
+                return
+            waiting = self._link.waiting
+
+    def _stop_timer(self) -> None:
+        if self._ack_timer is not None:
+            self._ack_timer.cancel()
+            self._ack_timer = None

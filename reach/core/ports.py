@@ -1,0 +1,106 @@
+"""What the node offers to the adapters that serve people and peers, and what they tell it about a caller.
+
+The gRPC and HTTP servers know this shape only; `reach.node.engine` fills it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Protocol
+
+from agentreach.v1 import admin_pb2 as admin
+from agentreach.v1 import registry_pb2 as registry
+from agentreach.v1.envelope_pb2 import Envelope
+from agentreach.v1.error_pb2 import Error
+from agentreach.v1.mesh_pb2 import PublishReply
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who is behind a stream or a call, as the gate established it."""
+
+    tenant: str = "default"
+    principal: str = "anonymous"
+
+
+ANYBODY = Identity()
+
+
+class MeshFailure(Exception):
+    """A call that ends with an `Error`. `items` counts the items of a streamed reply that came before it."""
+
+    def __init__(self, error: Error, trace_id: str = "", items: int | None = None) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.trace_id = trace_id
+        self.items = items
+
+
+class NodeStream(Protocol):
+    """The node's end of one Connect stream; the adapter only carries bytes between it and the transport."""
+
+    def received(self, data: bytes) -> None:
+        """One stream message from the peer. Never raises: what is wrong with it is answered on the stream."""
+        ...
+
+    def ended(self) -> None:
+        """The peer will send no more: half-closed, reset or dead. May be called more than once."""
+        ...
+
+    async def next_frame(self) -> bytes | None:
+        """The next stream message for the peer; None when the node is done with this stream.
+
+        Only one caller at a time. Cancelling it loses nothing.
+        """
+        ...
+
+
+class Switchboard(Protocol):
+    """The node, as servers see it. Everything raises `MeshFailure` for an error that the caller shall read."""
+
+    def open_stream(self, who: Identity, peer: str) -> NodeStream:
+        """Take on a new Connect stream; `peer` is its transport address, for logs."""
+        ...
+
+    async def invoke(self, envelope: Envelope, who: Identity, deadline_s: float | None) -> Envelope:
+        """One request, its final reply; `deadline_s` is the RPC's own time left. Cancelling it cancels the request."""
+        ...
+
+    def invoke_stream(
+        self, envelope: Envelope, who: Identity, deadline_s: float | None
+    ) -> AsyncGenerator[Envelope, None]:
+        """One request, every item of its reply. Closing the generator cancels the request."""
+        ...
+
+    async def publish(self, envelope: Envelope, who: Identity, deadline_s: float | None) -> PublishReply: ...
+
+    def explain(self, envelope: Envelope, who: Identity) -> admin.ExplainReply: ...
+
+    def get_trace(self, trace_id: str, who: Identity) -> admin.GetTraceReply: ...
+
+    def get_node(self) -> admin.GetNodeReply: ...
+
+    def list_nodes(self) -> admin.ListNodesReply: ...
+
+    def list_sessions(self, request: admin.ListSessionsRequest, who: Identity) -> admin.ListSessionsReply: ...
+
+    def resolve(self, request: registry.ResolveRequest, who: Identity) -> registry.ResolveReply: ...
+
+    def get_agent(self, request: registry.GetAgentRequest, who: Identity) -> registry.AgentRecord: ...
+
+    def list_agents(self, request: registry.ListAgentsRequest, who: Identity) -> registry.ListAgentsReply: ...
+
+    def list_capabilities(
+        self, request: registry.ListCapabilitiesRequest, who: Identity
+    ) -> registry.ListCapabilitiesReply: ...
+
+    @property
+    def ready(self) -> bool:
+        """True while the node takes new work: registry known and fresh enough, not draining, loop not stuck."""
+        ...
+
+    @property
+    def unready_reason(self) -> str:
+        """Why it is not ready; empty when it is."""
+        ...
