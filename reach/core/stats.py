@@ -1,0 +1,161 @@
+"""Counters and histograms of the node, as plain numbers; `reach.adapters.metrics` shows them to Prometheus.
+
+One record per agent type, and only for types that an agent registered under: a caller can ask for any name, and must
+not be able to grow the node's metrics with it. Requests for other types, and types beyond the bound, count as
+"unknown".
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+
+UNKNOWN = "unknown"
+OK = "OK"
+
+BUCKETS_S = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
+)  # fmt: skip
+"""Upper bounds of the histograms' buckets; one more holds what took longer."""
+
+PHASES = ("queue", "deliver", "handle", "total")
+"""Waiting here, from there to the agent's acceptance, from there to the reply, and from receipt to outcome."""
+
+LOOP_KINDS = ("hop_limit", "loop_detected", "would_deadlock")
+DUPLICATE_KINDS = ("joined", "replayed", "conflict", "late")
+
+TYPES_MAX = 1_000  # of agent types with numbers of their own; each may cost some 80 series
+
+_PLACES = len(BUCKETS_S) + 1
+
+
+class Histogram:
+    """How many observations fell into each bucket (not cumulative), and their sum in seconds."""
+
+    __slots__ = ("counts", "sum_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * _PLACES
+        self.sum_s = 0.0
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+
+class TypeStats:
+    """The numbers of one agent type."""
+
+    __slots__ = ("deliver", "handle", "in_flight", "outcomes", "queue", "total")
+
+    def __init__(self) -> None:
+        self.outcomes: dict[str, int] = {}
+        """Requests by outcome: "OK" or the name of an ErrorCode."""
+        self.in_flight = 0
+        self.queue = Histogram()
+        self.deliver = Histogram()
+        self.handle = Histogram()
+        self.total = Histogram()
+
+    def phases(self) -> Iterator[tuple[str, Histogram]]:
+        """The histograms by the name of their phase."""
+        yield from zip(PHASES, (self.queue, self.deliver, self.handle, self.total), strict=True)
+
+
+class Stats:
+    """The node's numbers since its start. The plain attributes are for whoever counts to increment."""
+
+    __slots__ = (
+        "_types",
+        "_types_max",
+        "_unknown",
+        "duplicates",
+        "events_delivered",
+        "events_dropped",
+        "events_published",
+        "forced_releases",
+        "link_resumes",
+        "loops",
+        "retries",
+        "retries_suppressed",
+        "slow_consumers",
+    )
+
+    def __init__(self, types_max: int = TYPES_MAX) -> None:
+        self._types_max = types_max
+        self._types: dict[str, TypeStats] = {}
+        self._unknown = TypeStats()
+        self.retries = 0
+        self.retries_suppressed = 0
+        self.forced_releases = 0
+        """Slots taken back because the agent did not confirm the end of a cancelled handler."""
+        self.link_resumes = 0
+        self.slow_consumers = 0
+        """Links ended because their peer took nothing for too long."""
+        self.events_published = 0
+        self.events_delivered = 0
+        self.events_dropped = 0
+        self.loops = dict.fromkeys(LOOP_KINDS, 0)
+        self.duplicates = dict.fromkeys(DUPLICATE_KINDS, 0)
+
+    def register(self, agent_type: str) -> None:
+        """An agent of this type is here: count it under its own name from now on, if there is room."""
+        if agent_type not in self._types and agent_type != UNKNOWN and len(self._types) < self._types_max:
+            self._types[agent_type] = TypeStats()
+
+    def forget(self, agent_type: str) -> bool:
+        """Drop the numbers of a type that has been gone for long. False while requests to it are in flight."""
+        record = self._types.get(agent_type)
+        if record is not None and record.in_flight:
+            return False
+        self._types.pop(agent_type, None)
+        return True
+
+    def began(self, agent_type: str) -> TypeStats:
+        """A request is in flight. Keep what this returns with the request and give it to `ended`.
+
+        Held by the record, not by the name, so that the gauge comes back to 0 whatever is registered meanwhile.
+        """
+        record = self._types.get(agent_type) or self._unknown
+        record.in_flight += 1
+        return record
+
+    def ended(self, record: TypeStats) -> None:
+        """That request is no longer in flight."""
+        record.in_flight -= 1
+
+    def finished(
+        self,
+        agent_type: str,
+        outcome: str,
+        queue_s: float | None,
+        deliver_s: float | None,
+        handle_s: float | None,
+        total_s: float,
+    ) -> None:
+        """Count a request that has its outcome; None for a phase that it never reached."""
+        record = self._types.get(agent_type) or self._unknown
+        outcomes = record.outcomes
+        outcomes[outcome] = outcomes.get(outcome, 0) + 1
+        # Written out, not looped: this runs once a request, and a loop costs half as much again.
+        if queue_s is not None:
+            histogram = record.queue
+            histogram.counts[bisect_left(BUCKETS_S, queue_s)] += 1
+            histogram.sum_s += queue_s
+        if deliver_s is not None:
+            histogram = record.deliver
+            histogram.counts[bisect_left(BUCKETS_S, deliver_s)] += 1
+            histogram.sum_s += deliver_s
+        if handle_s is not None:
+            histogram = record.handle
+            histogram.counts[bisect_left(BUCKETS_S, handle_s)] += 1
+            histogram.sum_s += handle_s
+        histogram = record.total
+        histogram.counts[bisect_left(BUCKETS_S, total_s)] += 1
+        histogram.sum_s += total_s
+
+    def types(self) -> Iterator[tuple[str, TypeStats]]:
+        """Every agent type that has numbers, by name, and "unknown" last if anything counted there."""
+        yield from sorted(self._types.items())
+        if self._unknown.outcomes or self._unknown.in_flight:
+            yield UNKNOWN, self._unknown
