@@ -9,7 +9,7 @@ This module knows no I/O: it holds the facts and the shape of the store only.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -35,7 +35,10 @@ class Listing:
 
 
 class Field(Enum):
-    """What a `Compare` looks at; an absent key has create and mod revision 0 and an empty value."""
+    """What a `Compare` looks at.
+
+    An absent key has create and mod revision 0. It has no value: every comparison of one is false (as in etcd).
+    """
 
     CREATE = "create_revision"
     MOD = "mod_revision"
@@ -98,6 +101,40 @@ class Get:
 
 Operation = Put | Delete | Get
 
+TXN_OPERATIONS_MAX = 128
+"""Operations of one branch, and compares, that etcd takes in a transaction (its `--max-txn-ops`)."""
+
+TXN_BYTES_MAX = 1_500_000
+"""Keys and values of one transaction; etcd takes 1.5 MiB a request (`--max-request-bytes`), framing included."""
+
+
+def check_txn(compares: Sequence[Compare], then: Sequence[Operation], otherwise: Sequence[Operation]) -> None:
+    """Raise `ValueError` for a transaction that no store would take, whatever the state of its keys."""
+    if max(len(compares), len(then), len(otherwise)) > TXN_OPERATIONS_MAX:
+        raise ValueError(f"a transaction has at most {TXN_OPERATIONS_MAX} operations and compares")
+    size = sum(len(op.key) + len(op.value) for op in (*then, *otherwise) if isinstance(op, Put))
+    if size > TXN_BYTES_MAX:
+        raise ValueError(f"a transaction writes at most {TXN_BYTES_MAX} bytes, this one {size}")
+    for branch in (then, otherwise):
+        _check_written_once(branch)
+    for compare in compares:
+        if isinstance(compare.operand, bytes) != (compare.field is Field.VALUE):
+            raise ValueError(f"{compare.field.value} of {compare.key!r} cannot be compared with {compare.operand!r}")
+
+
+def _check_written_once(branch: Sequence[Operation]) -> None:
+    written: set[str] = set()
+    for operation in branch:
+        if isinstance(operation, Put):
+            if operation.key in written:
+                raise ValueError(f"a transaction writes {operation.key!r} twice")
+            written.add(operation.key)
+    for operation in branch:
+        if isinstance(operation, Delete):
+            key, prefix = operation.key, operation.prefix
+            if any(name == key or (prefix and name.startswith(key)) for name in written):
+                raise ValueError(f"a transaction both writes and deletes {key!r}")
+
 
 @dataclass(frozen=True, slots=True)
 class TxnResult:
@@ -121,14 +158,20 @@ class Change:
 
 
 class StoreUnavailable(Exception):
-    """The store cannot be reached, or did not answer within its time. Nothing is known of the outcome."""
+    """The store cannot be reached, did not answer within its time, or refuses. Nothing is known of the outcome.
+
+    The text is for an operator: it names the server, and what to do where that is known.
+    """
 
 
 class Compacted(Exception):
-    """The revision asked for is gone: list again, diff, and watch from the new revision."""
+    """The revision asked for is gone: list again, diff, and watch from the new revision.
+
+    Also raised when the store does not know the revision yet: it has lost data, or was restored from a backup.
+    """
 
     def __init__(self, revision: int) -> None:
-        super().__init__(f"revisions up to {revision} are compacted")
+        super().__init__(f"changes up to revision {revision} cannot be watched any more")
         self.revision = revision
 
 
@@ -154,7 +197,10 @@ class HeldLease(Protocol):
     def lost(self) -> bool: ...
 
     async def wait_lost(self) -> None:
-        """Return when the lease is lost (answer TTL 0, or local deadline passed). Cancelling only stops the wait."""
+        """Return when the lease is lost (answer TTL 0, or local deadline passed). Cancelling only stops the wait.
+
+        A released lease counts as lost. What was lost is never found again: hold a new one.
+        """
         ...
 
     async def release(self) -> None:
@@ -180,18 +226,20 @@ class Store(Protocol):
         """The store's current revision by a linearizable read of no keys: how fresh a watch must be."""
         ...
 
-    def watch(self, prefix: str, from_revision: int) -> AsyncIterator[Sequence[Change]]:
+    def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[Sequence[Change], None]:
         """Changes below `prefix` from `from_revision` on, in order, one batch a revision or more.
 
-        Goes on by itself over lost connections, without gap or repeat. An empty batch is a sign of life.
-        Raises `Compacted`. Close it with `contextlib.aclosing`.
+        Goes on by itself over lost connections, without gap or repeat. An empty batch is a sign of life: the first
+        thing after the watch is established, at the start and after each lost connection.
+        Raises `Compacted`, and `StoreUnavailable` if the store refuses the watch (permission). Ends when the store
+        is closed. Close it with `contextlib.aclosing`.
         """
         ...
 
     async def txn(
         self, compares: Sequence[Compare], then: Sequence[Operation], otherwise: Sequence[Operation] = ()
     ) -> TxnResult:
-        """Run `then` if all compares hold, else `otherwise`, atomically. At most 128 operations.
+        """Run `then` if all compares hold, else `otherwise`, atomically. `ValueError` beyond `check_txn`'s limits.
 
         `LeaseGone` if a Put names a lease that does not exist. A transaction whose answer was lost is never sent
         again blindly: `StoreUnavailable` is raised, and the caller reads what happened.
@@ -199,7 +247,7 @@ class Store(Protocol):
         ...
 
     async def hold_lease(self, ttl_s: float) -> HeldLease:
-        """Grant a lease and keep it alive."""
+        """Grant a lease and keep it alive. etcd rounds up to whole seconds, and to 2 s at least: see its `ttl_s`."""
         ...
 
     async def revoke(self, lease_id: int) -> None:
