@@ -22,9 +22,7 @@ TIMEOUT_MS_MIN = 10
 TIMEOUT_MS_MAX = 600_000
 
 FRAME_ENVELOPES_MAX = 256
-FRAME_BYTES_MAX = (
-    256 << 10
-)  # or one larger envelope; frames of many large envelopes are slower than single ones
+FRAME_BYTES_MAX = 256 << 10  # or one larger envelope; frames of many large envelopes are slower than single ones
 
 OUTBOX_ENVELOPES_MAX = 1024  # waiting; beyond, requests see the peer as full
 OUTBOX_BYTES_MAX = 16 << 20  # waiting and unacknowledged together

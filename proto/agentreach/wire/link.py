@@ -51,14 +51,18 @@ _ONE_BYTE = [bytes((n,)) for n in range(128)]
 class Item:
     """One envelope on its way to the peer."""
 
-    __slots__ = ("accepted", "data", "priority", "seq", "stamped")
+    __slots__ = ("accepted", "data", "doubtful", "priority", "seq", "stamped", "waits")
 
     def __init__(self, data: bytes, priority: int, stamped: float) -> None:
         self.data: bytes | None = data
         self.priority = priority
         self.stamped = stamped
         self.seq = 0
-        """Number of the frame that carried it; 0 while it was never given to the transport."""
+        """Number of the frame that carried it last; 0 while it was never given to the transport."""
+        self.waits = True
+        """True while it is in the outbox; after a restart also what was sent before waits again."""
+        self.doubtful = False
+        """True once a restart cut its numbering off: the peer may have it, and no later ack can prove otherwise."""
         self.accepted = False
         """True once the peer acknowledged that frame."""
 
@@ -85,6 +89,8 @@ class Link:
         self._next_seq = 1
         self._ack_sent = 0
         self._envelopes_since_ack = 0
+        self._withdrawn = 0
+        self._broken = False
         self.last_accepted = 0
         """Number of the last frame of the peer that was accepted: `last_seq` of hello and welcome."""
         self.acknowledged = 0
@@ -121,7 +127,7 @@ class Link:
         """True when `next_frame` has something to give besides a bare ack."""
         if self._unnumbered or self._resend:
             return True
-        return bool(self._signals or self.waiting) and not self._window_full
+        return bool(self._signals or self.waiting) and not (self._broken or self._window_full)
 
     @property
     def _window_full(self) -> bool:
@@ -143,13 +149,17 @@ class Link:
         self.waiting_bytes += len(data)
         return item
 
-    def signal(self, signal: Signal) -> None:
-        """Queue a signal; it goes before waiting envelopes."""
+    def signal(self, signal: Signal) -> int:
+        """Queue a signal; it goes before waiting envelopes.
+
+        Returns the number of the frame that will carry it (until a `restart`), 0 if it is not of the numbered kind.
+        """
         data = signal.SerializeToString()
         if signal.WhichOneof("kind") in UNNUMBERED_SIGNALS:
             self._unnumbered.append(data)
-        else:
-            self._signals.append(data)
+            return 0
+        self._signals.append(data)
+        return self._next_seq
 
     def withdraw(self, item: Item) -> bool:
         """Take an envelope back. Returns True if it had never been given to the transport.
@@ -160,25 +170,41 @@ class Link:
         if data is None or item.accepted:
             return False
         item.data = None
-        if item.seq == 0:
+        if item.waits:
+            item.waits = False
             self.waiting -= 1
             self.waiting_bytes -= len(data)
-            return True
-        return False
+            self._withdrawn += 1
+            if self._withdrawn > limits.FRAME_ENVELOPES_MAX and self._withdrawn > self.waiting:
+                self._sweep()
+        return item.seq == 0
+
+    def _sweep(self) -> None:
+        """Let go of withdrawn items in the lanes: while no frame is taken, nothing else would."""
+        for lane in self._lanes:
+            still = [item for item in lane if item.data is not None]
+            lane.clear()
+            lane.extend(still)
+        self._withdrawn = 0
 
     def drop_oldest(self, items: deque[Item]) -> Item | None:
         """Withdraw the oldest of `items` that still waits (events of a slow subscriber); None if none does."""
         while items:
             item = items.popleft()
-            if item.seq == 0 and item.data is not None:
+            if item.waits:
                 self.withdraw(item)
                 return item
         return None
 
     def next_frame(self, now: float) -> bytes | None:
-        """The next frame for the transport, or None when there is nothing to say. It carries the current ack."""
+        """The next frame for the transport, or None when there is nothing to say. It carries the current ack.
+
+        Between `cut` and `resume` or `restart` only unnumbered signals are given, without an ack: the handshake.
+        """
         if self._unnumbered:
             return self._signal_frame()
+        if self._broken:
+            return None
         if self._resend:
             return self._encode(self._resend.popleft(), now)
         if self._window_full:
@@ -192,6 +218,7 @@ class Link:
         self._next_seq += 1
         for item in items:
             item.seq = frame.seq
+            item.waits = False
         count = len(items)
         self.waiting -= count
         self.waiting_bytes -= held
@@ -210,6 +237,7 @@ class Link:
                 data = item.data
                 if data is None:
                     lane.popleft()
+                    self._withdrawn -= 1
                     continue
                 if not items:
                     first = item.stamped
@@ -241,7 +269,8 @@ class Link:
 
     def _signal_frame(self) -> bytes:
         parts: list[bytes] = []
-        self._add_ack(parts)
+        if not self._broken:
+            self._add_ack(parts)
         while self._unnumbered:
             data = self._unnumbered.popleft()
             parts += (_SIGNALS, varint(len(data)), data)
@@ -265,7 +294,7 @@ class Link:
     @property
     def ack_owed(self) -> bool:
         """True when the peer waits for an ack that nothing has carried yet."""
-        return self._ack_sent != self.last_accepted
+        return self._ack_sent != self.last_accepted and not self._broken
 
     @property
     def ack_urgent(self) -> bool:
@@ -317,6 +346,7 @@ class Link:
         self._unnumbered.clear()
         self._resend.clear()
         self._ack_sent = -1 if self.last_accepted else 0
+        self._broken = True
 
     def resume(self, peer_last_seq: int) -> bool:
         """Go on after a cut, given the last frame the peer accepted. False: it does not fit, `restart` instead."""
@@ -324,6 +354,7 @@ class Link:
             return False
         self._acknowledge(peer_last_seq)
         self._resend = deque(self._kept)
+        self._broken = False
         return True
 
     def fits(self, peer_last_seq: int) -> bool:
@@ -338,17 +369,18 @@ class Link:
         """
         for lane, again in zip(self._lanes, self._unaccepted(), strict=True):
             for item in again:
-                item.seq = 0
-                if item.data is not None:
-                    item.data += _NOT_FRESH
-                    self.waiting += 1
-                    self.waiting_bytes += len(item.data)
+                assert item.data is not None
+                item.data += _NOT_FRESH
+                item.waits = item.doubtful = True
+                self.waiting += 1
+                self.waiting_bytes += len(item.data)
             lane.extendleft(reversed(again))
         self.unacked = self.unacked_bytes = 0
         self._kept.clear()
         self._resend.clear()
         self._signals.clear()
         self._unnumbered.clear()
+        self._broken = False
         self._next_seq = 1
         self.acknowledged = self.last_accepted = self._ack_sent = self._envelopes_since_ack = 0
 
