@@ -1,0 +1,111 @@
+"""Method handlers for unary and server-streaming calls: parse, ask the switchboard, serialise, end definitely."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, TypeAlias
+
+import grpc
+from google.protobuf.message import Message
+
+from agentreach.v1.envelope_pb2 import EVENT, Envelope
+from reach.adapters.grpc_server.outcome import (
+    Context,
+    M,
+    cancelled_from_outside,
+    end_with,
+    failure_of,
+    parse,
+)
+from reach.core.ports import ANYBODY, Identity, Switchboard
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in its stubs only
+
+
+def identify(context: Context) -> Identity:
+    """Who is calling. Until there are keys, anybody is (the security issue fills this)."""
+    return ANYBODY
+
+
+def query(method: str, request_type: type[M], ask: Callable[[M, Identity], Message]) -> Handler:
+    """A unary method that is answered from what the node knows at once."""
+
+    async def serve(data: bytes, context: Context) -> bytes:
+        try:
+            return ask(parse(request_type, data), identify(context)).SerializeToString()
+        except Exception as error:
+            failure = failure_of(error, method)
+        return await end_with(context, failure)
+
+    return grpc.unary_unary_rpc_method_handler(serve)
+
+
+def message_call(
+    method: str, call: Callable[[Envelope, Identity, float | None], Awaitable[Message]], *, event: bool = False
+) -> Handler:
+    """Invoke or Publish: one envelope in, one message out. The client's cancelling cancels the switchboard's call."""
+
+    async def serve(data: bytes, context: Context) -> bytes:
+        trace_id = ""
+        try:
+            envelope = parse(Envelope, data)
+            trace_id = envelope.trace_id
+            if event and not envelope.type:
+                envelope.type = EVENT
+            reply = await call(envelope, identify(context), context.time_remaining())
+            return reply.SerializeToString()
+        except asyncio.CancelledError as error:
+            if cancelled_from_outside():
+                raise
+            failure = failure_of(error, method, trace_id)
+        except Exception as error:
+            failure = failure_of(error, method, trace_id)
+        return await end_with(context, failure)
+
+    return grpc.unary_unary_rpc_method_handler(serve)
+
+
+def stream_call(method: str, switchboard: Switchboard) -> Handler:
+    """InvokeStream: one envelope in, every item of the reply out, then OK or the error that cut it short."""
+
+    async def serve(data: bytes, context: Context) -> None:
+        trace_id = ""
+        sent = 0
+        try:
+            envelope = parse(Envelope, data)
+            trace_id = envelope.trace_id
+            replies = switchboard.invoke_stream(envelope, identify(context), context.time_remaining())
+            async with aclosing(replies):  # left early, the request is cancelled down to the handler
+                async for reply in replies:
+                    await context.write(reply.SerializeToString())
+                    sent += 1
+            return
+        except asyncio.CancelledError as error:
+            if cancelled_from_outside():
+                raise
+            failure = failure_of(error, method, trace_id)
+        except Exception as error:
+            failure = failure_of(error, method, trace_id)
+        if failure.items is None:
+            failure.items = sent
+        await end_with(context, failure)
+
+    return grpc.unary_stream_rpc_method_handler(serve)
+
+
+def later(method: str, *, streams_in: bool, streams_out: bool) -> Handler:
+    """A method of the contract that this version does not have yet."""
+
+    async def refuse(_: Any, context: Context) -> bytes:
+        await context.abort(
+            grpc.StatusCode.UNIMPLEMENTED,
+            f"{method} is part of the contract and comes with a later version of Agent-Reach",
+        )
+
+    if streams_in:
+        return grpc.stream_stream_rpc_method_handler(refuse)
+    if streams_out:
+        return grpc.unary_stream_rpc_method_handler(refuse)
+    return grpc.unary_unary_rpc_method_handler(refuse)

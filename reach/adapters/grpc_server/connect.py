@@ -1,0 +1,67 @@
+"""MeshService.Connect: carries bytes between one gRPC stream and the node's end of it.
+
+The handler coroutine is the only writer and nothing is ever cancelled inside a write (house.md, traps 1, 4); one child
+task reads, without any limit around a read (trap 2). Why a stream ends is said in a frame; then the peer is given time
+to half-close before the RPC ends with OK, because an RPC that ends while the peer still writes loses its status
+(trap 3). Admission is told by initial metadata: a stream refused at the door ends with its status instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import grpc
+
+from reach.adapters.grpc_server.calls import Handler, identify
+from reach.adapters.grpc_server.outcome import Context, cancelled_from_outside, end_with, failure_of
+from reach.core.ports import NodeStream, Switchboard
+
+_log = logging.getLogger(__name__)
+
+HALF_CLOSE_LIMIT_S = 2.0  # a live peer half-closes within a round trip of reading goodbye
+
+
+def connect(method: str, switchboard: Switchboard) -> Handler:
+    """The handler of Connect."""
+
+    async def serve(request_iterator: AsyncIterator[bytes], context: Context) -> None:
+        try:
+            stream = switchboard.open_stream(identify(context), context.peer())
+        except Exception as error:
+            failure = failure_of(error, method)
+        else:
+            await _carry(stream, request_iterator, context)
+            return
+        await end_with(context, failure)
+
+    return grpc.stream_stream_rpc_method_handler(serve)
+
+
+async def _carry(stream: NodeStream, request_iterator: AsyncIterator[bytes], context: Context) -> None:
+    reader: asyncio.Task[None] | None = None
+    try:
+        await context.send_initial_metadata(())
+        reader = asyncio.create_task(_read(stream, request_iterator), name=f"connect-reader {context.peer()}")
+        while (frame := await stream.next_frame()) is not None:
+            await context.write(frame)
+        await asyncio.wait((reader,), timeout=HALF_CLOSE_LIMIT_S)
+    except asyncio.CancelledError:
+        if cancelled_from_outside():  # the peer left, or the server stops: there is nobody to tell
+            raise
+        _log.error("the node gave up a stream from inside", extra={"peer": context.peer()})
+    except grpc.aio.UsageError as error:  # a write after the RPC ended: the peer is gone
+        _log.debug("a stream's peer was gone before its last frame: %s", error)
+    finally:
+        if reader is not None:
+            reader.cancel()
+        stream.ended()
+
+
+async def _read(stream: NodeStream, request_iterator: AsyncIterator[bytes]) -> None:
+    try:
+        async for data in request_iterator:
+            stream.received(data)
+    finally:
+        stream.ended()

@@ -1,0 +1,80 @@
+"""Which method of the contract is answered by what; the ones of later issues are served as UNIMPLEMENTED and say so."""
+
+from __future__ import annotations
+
+import grpc
+from google.protobuf.descriptor import FileDescriptor
+
+from agentreach.v1 import admin_pb2, mesh_pb2, peer_pb2, registry_pb2
+from agentreach.v1.envelope_pb2 import Envelope
+from reach.adapters.grpc_server import calls, connect
+from reach.adapters.grpc_server.calls import Handler, query
+from reach.core.ports import Switchboard
+
+MESH = "agentreach.v1.MeshService"
+REGISTRY = "agentreach.v1.RegistryService"
+ADMIN = "agentreach.v1.AdminService"
+PEER = "agentreach.v1.PeerService"
+
+
+def mesh(node: Switchboard) -> grpc.GenericRpcHandler:
+    """Connect, Invoke, InvokeStream, Publish."""
+    return _service(
+        mesh_pb2.DESCRIPTOR,
+        "MeshService",
+        {
+            "Connect": connect.connect("Connect", node),
+            "Invoke": calls.message_call("Invoke", node.invoke),
+            "InvokeStream": calls.stream_call("InvokeStream", node),
+            "Publish": calls.message_call("Publish", node.publish, event=True),
+        },
+    )
+
+
+def registry(node: Switchboard) -> grpc.GenericRpcHandler:
+    """What is registered, as this node sees it."""
+    return _service(
+        registry_pb2.DESCRIPTOR,
+        "RegistryService",
+        {
+            "Resolve": query("Resolve", registry_pb2.ResolveRequest, node.resolve),
+            "GetAgent": query("GetAgent", registry_pb2.GetAgentRequest, node.get_agent),
+            "ListAgents": query("ListAgents", registry_pb2.ListAgentsRequest, node.list_agents),
+            "ListCapabilities": query("ListCapabilities", registry_pb2.ListCapabilitiesRequest, node.list_capabilities),
+        },
+    )
+
+
+def admin(node: Switchboard) -> grpc.GenericRpcHandler:
+    """What operators ask."""
+    return _service(
+        admin_pb2.DESCRIPTOR,
+        "AdminService",
+        {
+            "GetNode": query("GetNode", admin_pb2.GetNodeRequest, lambda _, who: node.get_node()),
+            "ListNodes": query("ListNodes", admin_pb2.ListNodesRequest, lambda _, who: node.list_nodes()),
+            "Explain": query("Explain", Envelope, node.explain),
+            "GetTrace": query(
+                "GetTrace", admin_pb2.GetTraceRequest, lambda request, who: node.get_trace(request.trace_id, who)
+            ),
+            "ListSessions": query("ListSessions", admin_pb2.ListSessionsRequest, node.list_sessions),
+        },
+    )
+
+
+def peer() -> grpc.GenericRpcHandler:
+    """Nodes do not link yet."""
+    return _service(peer_pb2.DESCRIPTOR, "PeerService", {})
+
+
+def _service(file: FileDescriptor, name: str, served: dict[str, Handler]) -> grpc.GenericRpcHandler:
+    service = file.services_by_name[name]
+    table = dict(served)
+    for method in service.methods:
+        if method.name not in table:
+            table[method.name] = calls.later(
+                f"{service.full_name}/{method.name}",
+                streams_in=method.client_streaming,
+                streams_out=method.server_streaming,
+            )
+    return grpc.method_handlers_generic_handler(service.full_name, table)

@@ -1,0 +1,75 @@
+"""The HTTP side: /metrics for Prometheus, /healthz and /readyz for supervisors. Everything else comes later.
+
+Liveness is narrow on purpose: it says that this process's loop turns and nothing more, so that a supervisor never
+restarts a node because etcd is away. Readiness says whether new work should be sent here, and why not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aiohttp import web
+
+from reach.adapters.binding import join_address, require_free, split_address, taken
+
+_PAGES = "what there is: /metrics /healthz /readyz\n"
+
+
+class HttpServer:
+    """Serves three pages on one address. `start` once, `stop` once."""
+
+    def __init__(
+        self, *, listen: str, metrics: Callable[[], tuple[bytes, str]], unready_reason: Callable[[], str]
+    ) -> None:
+        """`metrics` gives the exposition and its content type; `unready_reason` is empty while the node is ready."""
+        self._listen = listen
+        self._address = listen
+        self._metrics = metrics
+        self._unready_reason = unready_reason
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT where it listens, with the real port once started."""
+        return self._address
+
+    async def start(self) -> None:
+        """Bind and serve; `PortTaken` if the address cannot be had for this process alone."""
+        require_free(self._listen, "HTTP", "http")
+        app = web.Application(client_max_size=0)
+        app.router.add_get("/metrics", self._serve_metrics)
+        app.router.add_get("/healthz", self._serve_healthz)
+        app.router.add_get("/readyz", self._serve_readyz)
+        app.router.add_route("*", "/{path:.*}", self._serve_nothing)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handle_signals=False)
+        await runner.setup()
+        host, port = split_address(self._listen)
+        site = web.TCPSite(runner, host, port)
+        try:
+            await site.start()
+        except OSError as error:
+            await runner.cleanup()
+            raise taken(self._listen, "HTTP", "http", error) from error
+        self._runner = runner
+        bound = runner.addresses[0][1]
+        self._address = join_address(host, int(bound))
+
+    async def stop(self) -> None:
+        """Close the address and what is open, within a second."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _serve_metrics(self, request: web.Request) -> web.Response:
+        body, content_type = self._metrics()
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def _serve_healthz(self, request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _serve_readyz(self, request: web.Request) -> web.Response:
+        reason = self._unready_reason()
+        return web.Response(status=503, text=reason + "\n") if reason else web.Response(text="ready\n")
+
+    async def _serve_nothing(self, request: web.Request) -> web.Response:
+        return web.Response(status=404, text=_PAGES)

@@ -1,0 +1,252 @@
+"""Every setting of a node: one table, from which files, variables, flags, checks and the reference page are derived.
+
+A field of `Config` is a setting. Its default, unit, bounds and meaning stand in the field itself, so that nothing
+can be configurable without being documented, nor documented without being there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any, Final
+
+_KEY: Final = "setting"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting as people meet it. `low` and `high` are what goes wrong at either end; empty if there is no end."""
+
+    name: str
+    kind: type
+    default: Any
+    unit: str
+    meaning: str
+    low: str
+    high: str
+    least: float | None
+    most: float | None
+    secret: bool
+
+    @property
+    def variable(self) -> str:
+        """The environment variable."""
+        return "REACH_" + self.name.upper()
+
+    @property
+    def flag(self) -> str:
+        """The option of `reach serve`."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def allowed(self) -> str:
+        """What may stand there, in words."""
+        if self.kind is bool:
+            return "true or false"
+        if self.kind is dict:
+            return "pairs NAME=VALUE"
+        if self.kind is str:
+            return "text"
+        number = "a whole number" if self.kind is int else "a number"
+        unit = f" of {self.unit}" if self.unit else ""
+        return f"{number}{unit} from {self.least:g} to {self.most:g}"
+
+
+def _text(default: str, meaning: str, *, secret: bool = False) -> Any:
+    return field(default=default, repr=not secret, metadata={_KEY: (str, "", meaning, "", "", None, None, secret)})
+
+
+def _number(default: float, unit: str, least: float, most: float, meaning: str, low: str, high: str) -> Any:
+    return field(default=default, metadata={_KEY: (type(default), unit, meaning, low, high, least, most, False)})
+
+
+def _switch(default: bool, meaning: str) -> Any:
+    return field(default=default, metadata={_KEY: (bool, "", meaning, "", "", None, None, False)})
+
+
+def _pairs(meaning: str) -> Any:
+    return field(
+        default_factory=lambda: MappingProxyType({}), metadata={_KEY: (dict, "", meaning, "", "", None, None, False)}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A node's settings, checked. Made by `reach.node.config.load`; the defaults alone are valid too."""
+
+    # Where it is reached
+    listen: str = _text("127.0.0.1:7070", "Address of the gRPC server, HOST:PORT; port 0 takes a free one.")
+    http: str = _text("127.0.0.1:7071", "Address of /metrics, /healthz and /readyz, HOST:PORT; empty: none.")
+    insecure: bool = _switch(
+        False,
+        "Listen on an address that other machines reach, without TLS and keys. Whoever reaches it may do anything.",
+    )
+    node_id: str = _text("", "Name of this node, unique in the mesh; empty: the host's name and a random part.")
+
+    # The registry
+    registry: str = _text("memory", "Where agents are registered: memory, or etcd://HOST:PORT[,HOST:PORT…].")
+    registry_prefix: str = _text("/agentreach/", "Start of every key in etcd; meshes with different ones never meet.")
+    registry_tls_ca: str = _text("", "File with the certificates by which etcd's is checked; empty: no TLS.")
+    registry_tls_cert: str = _text("", "File with this node's certificate for etcd.")
+    registry_tls_key: str = _text("", "File with that certificate's key.")
+    registry_user: str = _text("", "User for etcd.")
+    registry_password: str = _text("", "Password for etcd.", secret=True)
+    node_lease_ttl_s: float = _number(
+        20.0, "s", 2, 600, "How long etcd keeps a dead node's keys.",
+        "a pause of the node or of etcd drops all its agents", "agents of a killed node linger as long",
+    )  # fmt: skip
+    registry_grace_s: float = _number(
+        60.0, "s", 0, 3600, "How long a node that lost etcd still calls itself ready, on what it last knew.",
+        "a short outage of etcd takes every node out of service", "callers are sent to agents long gone",
+    )  # fmt: skip
+
+    # What is logged
+    log_level: str = _text("info", "debug, info, warning or error. Payloads are logged at none of them.")
+    log_format: str = _text("auto", "console, json, or auto: console on a terminal, json elsewhere.")
+
+    # Agents and their health
+    lease_ttl_s: float = _number(
+        30.0, "s", 0.2, 600, "How long an agent counts as registered after its process was last heard.",
+        "a short stall of a process unregisters its agents", "dead agents are listed as long",
+    )  # fmt: skip
+    heartbeat_interval_s: float = _number(
+        10.0, "s", 0.05, 200, "How often processes report; at most half of lease_ttl_s.",
+        "traffic and work that tell nothing new", "one lost report is a lost agent; proxies cut idle streams",
+    )  # fmt: skip
+    resume_window_s: float = _number(
+        10.0, "s", 0, 600, "How long a cut link can be resumed, and its agents stay registered.",
+        "a redial comes too late: what was in flight is settled as lost", "dead agents hold their place as long",
+    )  # fmt: skip
+    hello_timeout_s: float = _number(
+        10.0, "s", 0.05, 120, "How long a new stream may take to say hello.",
+        "slow starters are cut off", "silent streams hold memory",
+    )  # fmt: skip
+    probe_interval_busy_s: float = _number(
+        5.0, "s", 0.05, 300, "How often an agent with work is asked whether its handlers' loop turns.",
+        "probes cost more than they tell", "a stuck agent gets work for longer",
+    )  # fmt: skip
+    probe_interval_idle_s: float = _number(
+        30.0, "s", 0.05, 3600, "The same for an idle agent.", "traffic that tells nothing new",
+        "the first request finds out that the agent is stuck",
+    )  # fmt: skip
+    probe_timeout_s: float = _number(
+        5.0, "s", 0.05, 120, "How long an answer to a probe may take; one missed: DEGRADED, two: UNREACHABLE.",
+        "a busy loop is taken for a stuck one", "a stuck agent gets work for longer",
+    )  # fmt: skip
+    warm_up_s: float = _number(
+        10.0, "s", 0, 3600, "Time in which a new agent's weight grows from a tenth to the whole; 0: at once.",
+        "a cold instance is buried in requests", "new instances help late",
+    )  # fmt: skip
+
+    # Requests
+    payload_bytes_max: int = _number(
+        1 << 20, "bytes", 1024, 4 << 20, "Largest inline payload; beyond, PAYLOAD_TOO_LARGE.",
+        "ordinary messages are refused", "one message delays the small ones on its link",
+    )  # fmt: skip
+    accept_timeout_s: float = _number(
+        5.0, "s", 0.02, 120,
+        "How long a process may take to acknowledge a delivery (at most a quarter of the time left).",
+        "a pause of garbage collection counts as a failed delivery", "a frozen agent is noticed late",
+    )  # fmt: skip
+    settle_min_s: float = _number(
+        1.0, "s", 0, 120, "Least time for which a request waits for its agent's cut link to come back.",
+        "a mere redial is reported as a lost agent", "callers wait for agents that are dead",
+    )  # fmt: skip
+    cancel_grace_s: float = _number(
+        5.0, "s", 0.02, 300, "How long an agent may take to end a cancelled handler before its slot is taken back.",
+        "slots are given out while old handlers still run", "handlers that ignore cancellation block their agent",
+    )  # fmt: skip
+    idle_timeout_s: float = _number(
+        30.0, "s", 0.05, 3600, "Longest gap between two items of a streamed reply, and for granting no credit.",
+        "streams that think are cut", "dead streams hold their slot",
+    )  # fmt: skip
+    slow_consumer_s: float = _number(
+        30.0, "s", 0.1, 600, "How long a link with a full outbox may make no progress before it is ended.",
+        "a short stall cuts a link", "a frozen process holds its memory here for longer",
+    )  # fmt: skip
+    requests_in_flight_max: int = _number(
+        50_000, "", 1, 10_000_000, "Requests under way on this node; beyond, OVERLOADED.",
+        "callers are refused under ordinary load", "memory: about 5 KiB each and their payloads",
+    )  # fmt: skip
+    slow_request_s: float = _number(
+        10.0, "s", 0, 3600, "From here on a request's trace is kept with the failed ones.",
+        "ordinary traces push the interesting ones out", "slow requests leave no trace",
+    )  # fmt: skip
+    drain_timeout_s: float = _number(
+        55.0, "s", 0, 3600, "How long a node that is told to stop waits for what is under way.",
+        "requests are cut at every restart", "a supervisor kills the node before it has finished",
+    )  # fmt: skip
+
+    # Loops
+    max_hops: int = _number(
+        10, "", 1, 100, "Agents one call tree may pass through; beyond, HOP_LIMIT.",
+        "honest chains are cut", "a loop costs more before it is cut",
+    )  # fmt: skip
+    max_repeats: int = _number(
+        2, "", 1, 100, "How often the same step may stand in the path; beyond, LOOP_DETECTED.",
+        "an honest second try is taken for a loop", "a loop costs more before it is cut",
+    )  # fmt: skip
+
+    # Sessions
+    session_ttl_s: float = _number(
+        1800.0, "s", 0.2, 2_592_000, "How long an idle conversation stays with its agent.",
+        "people who pause lose their conversation's state", "pins pile up, and scale-out takes effect late",
+    )  # fmt: skip
+    lane_max: int = _number(
+        100, "", 1, 100_000, "Messages of one session that may wait; beyond, OVERLOADED.",
+        "bursts of one conversation are refused", "one conversation fills the node's memory",
+    )  # fmt: skip
+
+    # Once means once
+    replay_s: float = _number(
+        300.0, "s", 0, 86_400, "How long an outcome is kept for copies of its message.",
+        "a late copy finds nothing", "memory",
+    )  # fmt: skip
+    replay_entries_max: int = _number(
+        100_000, "", 0, 10_000_000, "Outcomes kept.", "copies under load find nothing", "memory: about 1 KiB each",
+    )  # fmt: skip
+    replay_bytes_max: int = _number(
+        64 << 20, "bytes", 0, 16 << 30, "Bytes of outcomes kept.", "copies under load find nothing", "memory",
+    )  # fmt: skip
+
+    # Traces
+    trace_recent_max: int = _number(
+        50_000, "", 0, 5_000_000, "Messages whose stages are kept.", "`reach trace` finds nothing under load",
+        "memory: about 1 KiB each",
+    )  # fmt: skip
+    trace_kept_max: int = _number(
+        10_000, "", 0, 5_000_000, "Failed and slow messages kept besides.", "failures of an hour ago leave no trace",
+        "memory: about 1 KiB each",
+    )  # fmt: skip
+    trace_kept_s: float = _number(
+        900.0, "s", 0, 604_800, "How long those are kept.", "failures are gone before anybody looks", "memory",
+    )  # fmt: skip
+
+    # Bounds of what peers can grow
+    links_max: int = _number(
+        10_000, "", 1, 1_000_000, "Processes connected at once.", "new processes are refused",
+        "memory: about 60 KiB each",
+    )  # fmt: skip
+    agents_max: int = _number(
+        20_000, "", 1, 1_000_000, "Agents registered here at once.",
+        "new agents are refused", "memory, and slower changes",
+    )  # fmt: skip
+    topics_max: int = _number(
+        100_000, "", 1, 10_000_000, "Subscriptions on this node.", "subscribers are refused", "memory",
+    )  # fmt: skip
+
+    # Routing
+    aliases: Mapping[str, str] = _pairs('Other names of capabilities: summarize = "text_summarize".')
+    policies: Mapping[str, str] = _pairs('How to choose among the instances of a type: planner = "LEAST_LOAD".')
+
+
+def settings() -> tuple[Setting, ...]:
+    """All settings in the order of the table."""
+    return tuple(_setting_of(each) for each in fields(Config))
+
+
+def _setting_of(each: Any) -> Setting:
+    kind, unit, meaning, low, high, least, most, secret = each.metadata[_KEY]
+    default = {} if kind is dict else each.default
+    return Setting(each.name, kind, default, unit, meaning, low, high, least, most, secret)
