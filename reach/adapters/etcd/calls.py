@@ -120,7 +120,7 @@ class Calls:
                 case _:
                     raise self._final(method, failure) from failure
             failures += 1
-            await self.endpoints.pause(failures)
+            await self.endpoints.pause(failures, give_up - boot_time())
             if boot_time() >= give_up or self.endpoints.closed:
                 raise StoreUnavailable(f"etcd cannot be reached at {self.endpoints.names} ({failure})") from failure
 
@@ -196,7 +196,7 @@ class Calls:
             if failure.verdict is not Verdict.SIGN_IN:  # that one: another sign-in changed the auth store meanwhile
                 self.endpoints.leave(endpoint, frozen=failure.verdict is Verdict.FROZEN)
             failures += 1
-            await self.endpoints.pause(failures)
+            await self.endpoints.pause(failures, give_up - boot_time())
             if boot_time() >= give_up or self.endpoints.closed:
                 raise StoreUnavailable(f"etcd cannot be reached at {self.endpoints.names} ({failure})") from failure
 

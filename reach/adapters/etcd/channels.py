@@ -97,16 +97,16 @@ class Endpoints:
             for stream in list(endpoint.streams):
                 stream.abandon()
 
-    async def pause(self, failures: int) -> None:
+    async def pause(self, failures: int, limit_s: float = _PAUSE_MAX_S) -> None:
         """Wait before the next attempt after so many failures in a row: not at all until each member had its turn.
 
-        Ends early when the endpoints are closed.
+        Ends early after `limit_s`, and when the endpoints are closed.
         """
         rounds = failures // len(self._all)
         if rounds == 0 or self.closed:
             return
         try:
-            async with asyncio.timeout(min(_PAUSE_MAX_S, _PAUSE_MIN_S * 2 ** min(rounds - 1, 8))):
+            async with asyncio.timeout(min(limit_s, _PAUSE_MAX_S, _PAUSE_MIN_S * 2 ** min(rounds - 1, 8))):
                 await self._closing.wait()
         except TimeoutError:
             return
