@@ -171,27 +171,31 @@ def _least_active(agents: list[Agent], now: float, rng: Rng, warm_up_s: float) -
     draw, size = rng.random, len(agents)
     warm_since = now - warm_up_s
     if size > SCAN_MAX:
-        looked_at = [agents[int(draw() * size)] for _ in range(DRAWS)]
-    else:
-        for _ in range(_IDLE_DRAWS):
+        best = agents[int(draw() * size)]
+        least = _active(best, now, warm_up_s, warm_since)
+        for _ in range(DRAWS - 1):
             agent = agents[int(draw() * size)]
-            if not agent.in_flight:
-                return agent
-        looked_at = agents
-    least = float("inf")
-    ties: list[Agent] = []
-    for agent in looked_at:
-        active: float = agent.in_flight
-        if active:
-            active /= agent.weight
-            if agent.warm_since > warm_since:
-                active /= agent.warmth(now, warm_up_s)
-        if active < least:
-            least = active
-            ties = [agent]
-        elif active == least:
-            ties.append(agent)
-    return ties[0] if len(ties) == 1 else ties[int(draw() * len(ties))]
+            active = _active(agent, now, warm_up_s, warm_since)
+            if active < least:  # of equals the one drawn first: chance has decided already
+                best, least = agent, active
+        return best
+    for _ in range(_IDLE_DRAWS):
+        agent = agents[int(draw() * size)]
+        if not agent.in_flight:
+            return agent
+    scores = [_active(agent, now, warm_up_s, warm_since) for agent in agents]
+    least = min(scores)
+    if scores.count(least) == 1:
+        return agents[scores.index(least)]
+    ties = [agent for agent, active in zip(agents, scores, strict=True) if active == least]
+    return ties[int(draw() * len(ties))]
+
+
+def _active(agent: Agent, now: float, warm_up_s: float, warm_since: float) -> float:
+    """In flight per weight; `warm_since` is the time before which an agent is warm by now."""
+    if agent.warm_since <= warm_since:
+        return agent.in_flight / agent.weight
+    return agent.in_flight / (agent.weight * agent.warmth(now, warm_up_s))
 
 
 def _least_load(choice: _Choice, agents: list[Agent]) -> Agent:
