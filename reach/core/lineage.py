@@ -4,8 +4,8 @@ An agent echoes the lineage of the message it is handling on everything it sends
 that believable. A lineage is one byte that names the key, 32 bytes of HMAC-SHA256, and a serialised `Lineage`.
 Two keys are valid, so that a key can be replaced while calls are under way.
 
-What a reader does with each outcome (contract.md): `Forged` is refused with PERMISSION_DENIED; an unknown key (another
-life of the mesh) and an expired lineage make a new root, which is logged.
+What a reader does with each outcome is not decided here (contract.md): a forged one is refused with PERMISSION_DENIED,
+one signed with an unknown key comes from another life of the mesh and makes a new root.
 """
 
 from __future__ import annotations
