@@ -169,33 +169,24 @@ def _round_robin(choice: _Choice, agents: list[Agent]) -> Agent:
 def _least_active(agents: list[Agent], now: float, rng: Rng, warm_up_s: float) -> Agent:
     """Fewest in flight per weight. An idle agent cannot be beaten, so a drawn one that is idle is the choice."""
     draw, size = rng.random, len(agents)
-    warm_since = now - warm_up_s
     if size > SCAN_MAX:
-        best = agents[int(draw() * size)]
-        least = _active(best, now, warm_up_s, warm_since)
-        for _ in range(DRAWS - 1):
+        looked_at = [agents[int(draw() * size)] for _ in range(DRAWS)]
+    else:
+        looked_at = agents
+        for _ in range(_IDLE_DRAWS):
             agent = agents[int(draw() * size)]
-            active = _active(agent, now, warm_up_s, warm_since)
-            if active < least:  # of equals the one drawn first: chance has decided already
-                best, least = agent, active
-        return best
-    for _ in range(_IDLE_DRAWS):
-        agent = agents[int(draw() * size)]
-        if not agent.in_flight:
-            return agent
-    scores = [_active(agent, now, warm_up_s, warm_since) for agent in agents]
-    least = min(scores)
-    if scores.count(least) == 1:
-        return agents[scores.index(least)]
-    ties = [agent for agent, active in zip(agents, scores, strict=True) if active == least]
+            if not agent.in_flight:
+                return agent
+    warm = now - warm_up_s  # who has been there since before is warm by now
+    active = [
+        agent.in_flight / (agent.weight if agent.warm_since <= warm else agent.weight * agent.warmth(now, warm_up_s))
+        for agent in looked_at
+    ]
+    least = min(active)
+    if active.count(least) == 1:
+        return looked_at[active.index(least)]
+    ties = [agent for agent, number in zip(looked_at, active, strict=True) if number == least]
     return ties[int(draw() * len(ties))]
-
-
-def _active(agent: Agent, now: float, warm_up_s: float, warm_since: float) -> float:
-    """In flight per weight; `warm_since` is the time before which an agent is warm by now."""
-    if agent.warm_since <= warm_since:
-        return agent.in_flight / agent.weight
-    return agent.in_flight / (agent.weight * agent.warmth(now, warm_up_s))
 
 
 def _least_load(choice: _Choice, agents: list[Agent]) -> Agent:
