@@ -93,6 +93,11 @@ class EtcdMember:
         return f"http://127.0.0.1:{self._peer_port}"
 
     @property
+    def running(self) -> bool:
+        """True between `start` and `kill` or `stop`, also while paused."""
+        return self._process is not None
+
+    @property
     def pid(self) -> int:
         """The process id; the member must be running."""
         assert self._process is not None
@@ -157,6 +162,11 @@ class EtcdMember:
         while not await asyncio.to_thread(self.healthy):
             self._check_alive(give_up)
             await asyncio.sleep(POLL_S)
+
+    def wipe(self) -> None:
+        """Remove all its data; it must not be running."""
+        assert self._process is None
+        shutil.rmtree(self._folder / self.name)
 
     async def restart(self) -> None:
         """Start it again after `kill` or `stop`, and wait until it answers."""

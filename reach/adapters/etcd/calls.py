@@ -135,8 +135,6 @@ class Calls:
             case Verdict.SIGN_IN:
                 who = f"user {self._user!r}" if self._user is not None else "a caller without a user"
                 return StoreUnavailable(f"etcd refuses {method.name} to {who} ({failure})")
-            case Verdict.NO_AUTH:
-                return StoreUnavailable(f"etcd does no authentication, but a user is configured ({failure})")
             case Verdict.INVALID:
                 return ValueError(f"etcd does not take this {method.name} ({failure})")
             case _:

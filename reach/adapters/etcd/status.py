@@ -26,7 +26,6 @@ class Verdict(Enum):
     COMPACTED = "the revision is compacted"
     FUTURE = "the revision does not exist yet: the store lost data"
     NO_SPACE = "the quota is exceeded"
-    NO_AUTH = "the server does not do authentication"
     INVALID = "etcd will never take this request"
     REFUSED = "asking again will not help"
 
@@ -36,7 +35,6 @@ _BY_TEXT = (
     ("required revision has been compacted", Verdict.COMPACTED),
     ("required revision is a future revision", Verdict.FUTURE),
     ("database space exceeded", Verdict.NO_SPACE),
-    ("authentication is not enabled", Verdict.NO_AUTH),
     ("authentication failed, invalid user ID or password", Verdict.REFUSED),
     ("invalid auth token", Verdict.SIGN_IN),
     ("revision of auth store is old", Verdict.SIGN_IN),
