@@ -8,7 +8,7 @@ A decision is `pool_for` (a cache hit), `balance.choose`, `reserve`.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from agentreach.v1.envelope_pb2 import Target
@@ -224,7 +224,7 @@ class Directory:
         """The tenant's envs in which there is an agent, sorted."""
         return sorted(env for (owner, env), place in self._places.items() if owner == tenant and place.by_id)
 
-    def agents_in(self, tenant: str, env: str, anchor: Anchor = ANY) -> Iterable[Agent]:
+    def agents_in(self, tenant: str, env: str, anchor: Anchor = ANY) -> Collection[Agent]:
         """The agents of one scope, or those of them under an anchor."""
         place = self._places.get((tenant, env))
         return () if place is None else place.agents.get(anchor[0], {}).get(anchor[1], {}).keys()

@@ -23,14 +23,14 @@ _LOOKED_AT_MAX = 1000  # agents
 
 def near_miss(directory: Directory, selector: Selector) -> str:
     """One sentence, or several; empty if nothing is near."""
-    said = [
-        _elsewhere(directory, selector),
-        _of_id(directory, selector) if selector.agent_id else _of_properties(directory, selector),
-    ]
-    sentences = [sentence for sentence in said if sentence]
-    if not sentences and not list(directory.agents_in(selector.tenant, selector.env))[:1]:
-        return f"No agent at all is registered in env {selector.env}."
-    return " ".join(sentences)
+    elsewhere = _elsewhere(directory, selector)
+    if not directory.agents_in(selector.tenant, selector.env):
+        here = f"No agent at all is registered in env {selector.env}."
+    elif selector.agent_id:
+        here = _of_id(directory, selector)
+    else:
+        here = _of_properties(directory, selector)
+    return " ".join(sentence for sentence in (elsewhere, here) if sentence)
 
 
 def _elsewhere(directory: Directory, selector: Selector) -> str:

@@ -127,7 +127,7 @@ class Pool:
         """By status: the weights of its members together."""
         self.pinned = [0] * STATUSES
         """By status: the sessions pinned to its members, whatever selector they came by."""
-        self.used = True
+        self.used = False
         """Looked up since the cache last went round; the cache's own."""
         self.evicted = False
         """No longer kept up to date."""
