@@ -219,15 +219,15 @@ def _event_target_fault(data: bytes) -> _Fault | None:
 
 
 def _target_fault(target: Target, event: bool) -> _Fault | None:
-    selector = _selector_fields(target)
-    if not (target.agent_id or target.topic or selector):
+    if not (target.agent_id or target.topic or _selector_fields(target)):
         return "target", "is empty: name an agent_id, a topic, or any of agent_type, capabilities, labels, version"
-    if not event:
+    fault = _selector_fault(target)
+    if fault is None and not event:
         if target.topic:
             return "target.topic", "a REQUEST cannot go to a topic; publish an EVENT, or name an agent or a selector"
         if target.broadcast:
             return "target.broadcast", "only an EVENT can go to every match"
-    return _selector_fault(target)
+    return fault
 
 
 def _selector_fields(target: Target) -> list[str]:

@@ -51,7 +51,7 @@ _ONE_BYTE = [bytes((n,)) for n in range(128)]
 class Item:
     """One envelope on its way to the peer."""
 
-    __slots__ = ("accepted", "data", "doubtful", "priority", "seq", "stamped", "waits")
+    __slots__ = ("accepted", "accepted_at", "data", "doubtful", "priority", "seq", "stamped", "tag", "waits")
 
     def __init__(self, data: bytes, priority: int, stamped: float) -> None:
         self.data: bytes | None = data
@@ -65,6 +65,10 @@ class Item:
         """True once a restart cut its numbering off: the peer may have it, and no later ack can prove otherwise."""
         self.accepted = False
         """True once the peer acknowledged that frame."""
+        self.accepted_at = 0.0
+        """When that acknowledgement came, by the clock given to `receive`."""
+        self.tag: str = ""
+        """For the owner's use."""
 
 
 class _SentFrame:
@@ -301,14 +305,14 @@ class Link:
         """True when so much was accepted since the last ack that it must not wait for its delay."""
         return self._envelopes_since_ack >= limits.ACK_ENVELOPES
 
-    def receive(self, frame: Frame) -> bool:
+    def receive(self, frame: Frame, now: float = 0.0) -> bool:
         """Take note of a frame. True: act on it; False: it was seen before and must be dropped.
 
         A frame without a number is always acted on, for its signals. Raises `LinkError` on a gap, on an ack of
         something never sent, or on envelopes in a frame without a number.
         """
         if frame.ack:
-            self._acknowledge(frame.ack)
+            self._acknowledge(frame.ack, now)
         seq = frame.seq
         if seq == 0:
             if frame.envelopes:
@@ -322,7 +326,7 @@ class Link:
         self._envelopes_since_ack += len(frame.envelopes)
         return True
 
-    def _acknowledge(self, ack: int) -> None:
+    def _acknowledge(self, ack: int, now: float = 0.0) -> None:
         if ack <= self.acknowledged:
             return
         if ack >= self._next_seq:
@@ -333,6 +337,7 @@ class Link:
             frame = kept.popleft()
             for item in frame.items:
                 item.accepted = True
+                item.accepted_at = now
                 item.data = None
             self.unacked -= len(frame.items)
             self.unacked_bytes -= frame.bytes_held

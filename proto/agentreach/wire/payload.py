@@ -176,7 +176,7 @@ def _check_depth(value: object, brackets: int) -> None:
     if brackets <= DEPTH_MAX:  # cannot be deeper than it has brackets
         return
     level: list[object] = [value]
-    for _ in range(DEPTH_MAX + 1):
+    for _ in range(DEPTH_MAX):
         below: list[object] = []
         for container in level:
             if isinstance(container, dict):
