@@ -85,6 +85,15 @@ async def test_a_failure_becomes_a_status_with_details_that_starts_with_the_code
     assert (info.reason, info.domain, info.metadata["trace_id"]) == ("NO_ROUTE", "agentreach", "t" * 32)
 
 
+async def test_the_largest_error_arrives_whole(served: Served) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await served.unary(MESH + "Invoke", asking("verbose"))
+    status, info = details_of(caught.value)
+    assert status.message == caught.value.details()
+    assert status.message.endswith("t" * 32)
+    assert info.metadata["hint"] == "ж" * 400
+
+
 async def test_retry_after_travels_as_retry_info(served: Served) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await served.unary(MESH + "Invoke", asking("busy"))

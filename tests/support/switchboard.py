@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from agentreach.v1 import admin_pb2 as admin
 from agentreach.v1 import registry_pb2 as registry
 from agentreach.v1.envelope_pb2 import RESPONSE, Envelope
-from agentreach.v1.error_pb2 import NO_ROUTE, OVERLOADED, SHUTTING_DOWN
+from agentreach.v1.error_pb2 import AGENT_ERROR, NO_ROUTE, OVERLOADED, SHUTTING_DOWN
 from agentreach.v1.mesh_pb2 import PublishReply
 from agentreach.wire import errors
 from reach.core.ports import Identity, MeshFailure
@@ -53,7 +53,7 @@ class EchoStream:
 
 
 class RuleSwitchboard:
-    """What a call does is told by its payload's text: echo, refuse, busy, crash, hang, cancel, or a number of items."""
+    """What a call does is told by its payload's text: echo, refuse, busy, verbose, crash, hang, cancel, or a number of items."""
 
     def __init__(self) -> None:
         self.streams: list[EchoStream] = []
@@ -80,6 +80,9 @@ class RuleSwitchboard:
                 raise MeshFailure(errors.failure(NO_ROUTE, "nothing here can do that"), envelope.trace_id)
             case "busy":
                 raise MeshFailure(errors.failure(OVERLOADED, "full", retry_after_ms=1500), envelope.trace_id)
+            case "verbose":
+                error = errors.failure(AGENT_ERROR, "ж" * 5000, agent_id="a" * 500, details={"hint": "ж" * 400})
+                raise MeshFailure(error, envelope.trace_id)
             case "crash":
                 raise RuntimeError("password=hunter2 in /etc/secret")
             case "cancel":
