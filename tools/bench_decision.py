@@ -21,8 +21,8 @@ from reach.core.directory import Directory
 
 BOUND_US = 20.0
 GROWTH_MAX = 1.5
-ROUNDS = 7
-DECISIONS = 3_000  # in a round; the best round counts, so that other work on the machine does not
+ROUNDS = 20
+DECISIONS = 1_000  # in a round; the best round counts, so that other work on the machine does not
 
 
 def population(types: int, instances: int, max_concurrency: int = 0) -> Directory:

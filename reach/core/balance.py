@@ -169,14 +169,14 @@ def _round_robin(choice: _Choice, agents: list[Agent]) -> Agent:
 def _least_active(agents: list[Agent], now: float, rng: Rng, warm_up_s: float) -> Agent:
     """Fewest in flight per weight. An idle agent cannot be beaten, so a drawn one that is idle is the choice."""
     draw, size = rng.random, len(agents)
-    if size > SCAN_MAX:
-        looked_at = [agents[int(draw() * size)] for _ in range(DRAWS)]
-    else:
+    looked_at = []
+    for _ in range(DRAWS if size > SCAN_MAX else _IDLE_DRAWS):
+        agent = agents[int(draw() * size)]
+        if not agent.in_flight:
+            return agent
+        looked_at.append(agent)
+    if size <= SCAN_MAX:
         looked_at = agents
-        for _ in range(_IDLE_DRAWS):
-            agent = agents[int(draw() * size)]
-            if not agent.in_flight:
-                return agent
     warm = now - warm_up_s  # who has been there since before is warm by now
     active = [
         agent.in_flight / (agent.weight if agent.warm_since <= warm else agent.weight * agent.warmth(now, warm_up_s))

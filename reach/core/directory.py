@@ -76,7 +76,8 @@ class Directory:
         if former is not None:
             self.remove(former)
             place = self._places.setdefault((agent.tenant, agent.env), _Place())
-        agent.offers = self.aliases.canonical_all(agent.capabilities)
+        offers = self.aliases.canonical_all(agent.capabilities)
+        agent.offers = agent.capabilities if offers == agent.capabilities else offers  # one set, not two, if equal
         agent.tier, agent.full_at = agent.tier_now(), agent.full_at_now()
         agent.status_placed, agent.weight_placed = agent.status, agent.weight
         agent.pools = []
