@@ -1,0 +1,261 @@
+"""Where a request enters: checked, placed in its call tree, joined to its twin, or given an entry of its own.
+
+What comes out is either a refusal on the port it came by, or a `Request` with a deadline, handed to routing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentreach.v1 import envelope_pb2 as pb
+from agentreach.v1 import error_pb2 as codes
+from agentreach.v1.envelope_pb2 import Envelope
+from agentreach.v1.error_pb2 import Error
+from agentreach.wire import ids, limits
+from agentreach.wire.checks import request_fault
+from agentreach.wire.content import content_digest
+from agentreach.wire.errors import failure
+from agentreach.wire.names import normalise_env
+from reach.core import route, settle
+from reach.core.lineage import Forged, expired
+from reach.core.profiles import whole_timeout_ms
+from reach.core.replay import Conflict, Elsewhere, Stored, TooOld
+from reach.core.requests import MessageKey, Port, Request, Waiter
+from reach.core.trace import Traced
+
+if TYPE_CHECKING:
+    from agentreach.v1.peer_pb2 import Lineage
+    from reach.core.peers import Peer
+    from reach.core.ports import Identity
+    from reach.core.state import State
+
+PRIORITY_LANE = {pb.PRIORITY_UNSPECIFIED: 1, pb.HIGH: 0, pb.NORMAL: 1, pb.LOW: 2}
+
+
+def admit(
+    state: State, port: Port, who: Identity, envelope: Envelope, spent_ms: int, peer: Peer | None, caller_id: str
+) -> None:
+    """Take in one REQUEST that came by `port`; `spent_ms` of its time has passed since it was stamped."""
+    parent: Lineage | None = None
+    lineage = envelope.lineage
+    message_id = envelope.message_id
+    node_made_id = not message_id
+    if node_made_id:
+        message_id = new_id(state)
+        envelope.message_id = message_id
+    source = envelope.source
+    if source != caller_id:
+        envelope.source = source = trusted_source(source, peer, caller_id)
+    fault = request_fault(envelope, state.rules.payload_bytes_max, nested=bool(lineage))
+    if fault is not None:
+        refuse(state, port, envelope, source, fault)
+        return
+    if lineage:
+        try:
+            parent = parent_of(state, lineage, envelope, who)
+        except PermissionError as refusal:
+            refuse(state, port, envelope, source, failure(codes.PERMISSION_DENIED, str(refusal)))
+            return
+    if not envelope.trace_id:
+        envelope.trace_id = ids.trace_id(state.rng.getrandbits(128))
+    left_s = time_left_s(state, envelope, parent, spent_ms)
+    if left_s <= 0:
+        refuse(state, port, envelope, source, _too_late(envelope))
+        return
+    env = normalise_env(envelope.env)
+    key = (who.tenant, who.principal, env, message_id)
+    twin = state.by_key.get(key)
+    if twin is not None:
+        _join(state, port, envelope, twin, left_s, source)
+        return
+    fresh = envelope.fresh or node_made_id
+    if (not fresh or key in state.unconfirmed) and _replayed(state, port, envelope, key, left_s, source):
+        return
+    fault = _shut_door(state)
+    if fault is not None:
+        refuse(state, port, envelope, source, fault)
+        return
+    request = open_request(state, port, envelope, key, left_s, peer)
+    request.fresh = fresh
+    request.node_made_id = node_made_id
+    route.route(state, request, envelope, parent)
+
+
+def new_id(state: State) -> str:
+    """A message_id made by the node."""
+    return ids.uuid7(int(state.unix * 1000), state.rng.getrandbits(74))
+
+
+def trusted_source(claimed: str, peer: Peer | None, caller_id: str) -> str:
+    """The claimed source if the link may use it, else the caller's own id."""
+    if claimed and peer is not None and claimed in peer.names:
+        return claimed
+    return caller_id
+
+
+def parent_of(state: State, lineage: bytes, envelope: Envelope, who: Identity) -> Lineage | None:
+    """The call this one was made from. Raises PermissionError for a forged or expired lineage.
+
+    One signed with an unknown key (another life of the mesh) makes a new root.
+    """
+    try:
+        parent = state.lineage.verify(lineage)
+    except Forged as forged:
+        raise PermissionError(f"lineage: {forged}") from None
+    if parent is None:
+        state.log("info", "lineage of an unknown key: counted as a new root", envelope.trace_id)
+        return None
+    if expired(parent, int(state.unix * 1000)):
+        raise PermissionError("lineage: the call it belongs to ended more than 15 minutes ago; send it as a new one")
+    if parent.tenant != who.tenant:
+        raise PermissionError("lineage: it was given to somebody else")
+    envelope.trace_id = parent.trace_id
+    envelope.parent_message_id = parent.message_id
+    return parent
+
+
+def time_left_s(state: State, envelope: Envelope, parent: Lineage | None, spent_ms: int) -> float:
+    """Seconds until the deadline: its own time, and never beyond its parent's."""
+    left_ms: float = whole_timeout_ms(envelope.timeout_ms, envelope.profile) - spent_ms
+    if parent is not None and parent.deadline_unix_ms:
+        left_ms = min(left_ms, parent.deadline_unix_ms - state.unix * 1000)
+        if left_ms < limits.TIMEOUT_MS_MIN:
+            return 0.0
+    return left_ms / 1000
+
+
+def open_request(
+    state: State, port: Port, envelope: Envelope, key: MessageKey, left_s: float, peer: Peer | None
+) -> Request:
+    """Enter a request in the books."""
+    now = state.now
+    number = state.next_number
+    state.next_number = number + 1
+    deadline = now + left_s
+    request = Request(number, key, state.nonce + number.to_bytes(8, "big"), now, deadline)
+    request.waiters.append(Waiter(port, key[3], deadline))
+    request.trace_id = trace_id = envelope.trace_id
+    request.priority = PRIORITY_LANE[envelope.priority]
+    request.idempotent = envelope.idempotent
+    traced = Traced(key[3], envelope.parent_message_id, trace_id, envelope.source, now, now + state.unix_offset, key[0])
+    traced.stages.append(("received", now, 0, ""))
+    request.traced = traced
+    state.traces.open(traced)
+    state.requests[number] = request
+    state.by_key[key] = request
+    state.unsettled += 1
+    if peer is not None:
+        peer.requests[number] = request
+    request.timer = state.wheel.schedule(request, deadline)
+    return request
+
+
+def refuse(state: State, port: Port, envelope: Envelope, source: str, error: Error) -> None:
+    """Answer a request that gets no entry: bad, late, or not for now."""
+    if not envelope.trace_id:
+        envelope.trace_id = ids.trace_id(state.rng.getrandbits(128))
+    message_id = envelope.message_id[: limits.MESSAGE_ID_CHARS_MAX]
+    trace_id = envelope.trace_id[: limits.TRACE_ID_CHARS_MAX]
+    code = codes.ErrorCode.Name(error.code)
+    traced = Traced(message_id, "", trace_id, source, state.now, state.unix)
+    traced.stages += (("received", state.now, 0, ""), ("failed", state.now, 0, code))
+    traced.outcome = code
+    state.traces.open(traced)
+    state.traces.close(traced, state.now, True)
+    state.stats.finished(envelope.target.agent_type, code, None, None, None, 0.0)
+    state.log("debug", "refused", trace_id, code=code, why=error.message)
+    port.deliver(settle.error_reply(error, message_id, trace_id), 1)
+
+
+def _too_late(envelope: Envelope) -> Error:
+    return failure(
+        codes.TIMEOUT,
+        f"the deadline passed before the request was taken in (timeout_ms {envelope.timeout_ms}); nothing was started",
+        retryable=False,
+    )
+
+
+def _shut_door(state: State) -> Error | None:
+    """Why no new request is taken in now, or None."""
+    if state.draining:
+        return failure(codes.SHUTTING_DOWN, f"node {state.rules.node_id} is leaving: use another node")
+    if state.unsettled >= state.rules.requests_in_flight_max:
+        return failure(
+            codes.OVERLOADED,
+            f"node {state.rules.node_id} has {state.unsettled} requests in flight, its limit; try again later",
+            retry_after_ms=1000,
+        )
+    return None
+
+
+def _join(state: State, port: Port, envelope: Envelope, twin: Request, left_s: float, source: str) -> None:
+    """The same message is in flight: wait for the same outcome, or re-bind the wait that this port has already."""
+    if content_digest(envelope) != content_digest(Envelope.FromString(twin.data)):
+        state.stats.duplicates["conflict"] += 1
+        refuse(state, port, envelope, source, _conflict(envelope.message_id))
+        return
+    deadline = state.now + left_s
+    for waiter in twin.waiters:
+        if waiter.port is port:
+            waiter.deadline = deadline
+            break
+    else:
+        state.stats.duplicates["joined"] += 1
+        twin.waiters.append(Waiter(port, envelope.message_id, deadline))
+        settle.remember_waiter(port, twin)
+    settle.reschedule(state, twin)
+
+
+def _replayed(state: State, port: Port, envelope: Envelope, key: MessageKey, left_s: float, source: str) -> bool:
+    """True if this message is finished already (or cannot be known not to be) and was answered so."""
+    settle.confirm(state, key)
+    found = state.replay.find(key, content_digest(envelope), state.now)
+    match found:
+        case None:
+            return False
+        case Conflict():
+            state.stats.duplicates["conflict"] += 1
+            refuse(state, port, envelope, source, _conflict(envelope.message_id))
+        case TooOld():
+            refuse(
+                state,
+                port,
+                envelope,
+                source,
+                failure(
+                    codes.AGENT_LOST,
+                    f"message {envelope.message_id} is too old to know whether it was handled; it is not run again",
+                    retryable=False,
+                    may_have_executed=True,
+                ),
+            )
+        case Elsewhere():
+            attachment = route.incarnation(state, key, found.agent_id, found.incarnation)
+            if attachment is None:
+                refuse(state, port, envelope, source, _result_gone(envelope.message_id, found.agent_id))
+                return True
+            state.stats.duplicates["replayed"] += 1
+            request = open_request(state, port, envelope, key, left_s, settle.peer_of(port))
+            route.hand_over(state, request, envelope, attachment, None)
+        case Stored():
+            state.stats.duplicates["replayed"] += 1
+            reply = Envelope.FromString(found.outcome)
+            port.deliver(reply, 1)
+    return True
+
+
+def _conflict(message_id: str) -> Error:
+    return failure(
+        codes.IDEMPOTENCY_CONFLICT,
+        f"message {message_id} was sent before with other content; use a new message_id for a new message",
+    )
+
+
+def _result_gone(message_id: str, agent_id: str) -> Error:
+    return failure(
+        codes.AGENT_LOST,
+        f"message {message_id} was handled by {agent_id}, which is gone, and its result with it; it is not run again",
+        retryable=False,
+        may_have_executed=True,
+        agent_id=agent_id,
+    )

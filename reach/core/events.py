@@ -1,0 +1,237 @@
+"""EVENTs: to every subscriber of a topic, or to one match (or all, with `broadcast`) of a selector.
+
+An event waits for nobody. Its publisher is told how many links acknowledged it within its time. A subscriber whose
+outbox is full loses its oldest events, and is told how many (`gap`); a publisher never waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from google.protobuf.struct_pb2 import Value
+
+from agentreach.v1 import envelope_pb2 as pb
+from agentreach.v1 import error_pb2 as codes
+from agentreach.v1.envelope_pb2 import Envelope, Hop, Payload
+from agentreach.v1.frame_pb2 import Gap, Signal, Subscribe, Unsubscribe
+from agentreach.v1.mesh_pb2 import PublishReply
+from agentreach.v1.peer_pb2 import Lineage
+from agentreach.wire import ids, limits
+from agentreach.wire.checks import event_fault
+from agentreach.wire.errors import failure
+from agentreach.wire.names import is_topic, normalise_env
+from reach.core import admit, loops, route
+from reach.core.lineage import valid_until_unix_ms
+from reach.core.requests import Attachment, Port
+from reach.core.topics import Publishing
+
+if TYPE_CHECKING:
+    from reach.core.peers import Peer
+    from reach.core.ports import Identity
+    from reach.core.state import State
+
+COUNTS = ("matched", "accepted", "dropped", "unknown")
+
+
+def publish(
+    state: State, port: Port, who: Identity, envelope: Envelope, spent_ms: int, peer: Peer | None, caller_id: str
+) -> None:
+    """Send one EVENT on; its counts come back on `port` as a RESPONSE with the payload {"matched": …}."""
+    if not envelope.message_id:
+        envelope.message_id = admit.new_id(state)
+    source = admit.trusted_source(envelope.source, peer, caller_id)
+    envelope.source = source
+    fault = event_fault(envelope, state.rules.payload_bytes_max)
+    if fault is not None:
+        admit.refuse(state, port, envelope, source, fault)
+        return
+    parent: Lineage | None = None
+    if envelope.lineage:
+        try:
+            parent = admit.parent_of(state, envelope.lineage, envelope, who)
+        except PermissionError as refusal:
+            admit.refuse(state, port, envelope, source, failure(codes.PERMISSION_DENIED, str(refusal)))
+            return
+    if not envelope.trace_id:
+        envelope.trace_id = ids.trace_id(state.rng.getrandbits(128))
+    wait_s = envelope.timeout_ms / 1000 or state.rules.publish_timeout_s
+    publishing = Publishing(port, envelope.message_id, envelope.trace_id, state.now + wait_s - spent_ms / 1000)
+    envelope.type = pb.EVENT
+    envelope.tenant, envelope.principal = who.tenant, who.principal
+    envelope.ClearField("entry")
+    envelope.ClearField("actors")
+    env = normalise_env(envelope.env)
+    for subscriber, agent_id in list(_receivers(state, envelope, who, env)):
+        _send(state, publishing, subscriber, agent_id, envelope, parent)
+    state.stats.events_published += 1
+    if publishing.items:
+        publishing.timer = state.checks.schedule(publishing, publishing.deadline)
+    else:
+        finish(state, publishing)
+
+
+def _receivers(state: State, envelope: Envelope, who: Identity, env: str) -> Iterable[tuple[Peer, str]]:
+    target = envelope.target
+    if target.topic:
+        return state.topics.subscribers((who.tenant, env, target.topic))
+    pool = state.directory.pool_for(target, who.tenant, env)
+    if target.broadcast:
+        agents = [agent for tier in pool.tiers for agent in tier.agents]
+    else:
+        chosen = route.choose(state, pool, target, envelope.session_id)
+        agents = [chosen] if chosen is not None else []
+    return [(agent.link.peer, agent.agent_id) for agent in agents if isinstance(agent.link, Attachment)]
+
+
+def _send(
+    state: State, publishing: Publishing, peer: Peer, agent_id: str, envelope: Envelope, parent: Lineage | None
+) -> None:
+    publishing.matched += 1
+    hop_count = parent.hop_count if parent is not None else 0
+    path = parent.path if parent is not None else ()
+    if hop_count:
+        agent_type = agent_id.partition("/")[0]
+        fault = loops.check_hop(path, hop_count, agent_type, envelope.dedup_key, state.loop_limits)
+        if fault is not None:
+            kind = "hop_limit" if fault.code == codes.HOP_LIMIT else "loop_detected"
+            state.stats.loops[kind] += 1
+            state.log("warning", "loop of events cut", envelope.trace_id, path=fault.details["path"], kind=kind)
+            publishing.dropped += 1
+            return
+    hop = Hop(agent_id=agent_id or peer.caller_id, message_id=envelope.message_id, dedup_key=envelope.dedup_key)
+    deadline_unix_ms = int(state.unix * 1000) + limits.TIMEOUT_MS_MAX
+    lineage = Lineage(
+        message_id=envelope.message_id,
+        trace_id=envelope.trace_id,
+        path=(*path, hop),
+        hop_count=hop_count + 1,
+        valid_until_unix_ms=valid_until_unix_ms(deadline_unix_ms),
+        tenant=envelope.tenant,
+        principal=envelope.principal,
+        env=envelope.env,
+    )
+    envelope.lineage = state.lineage.sign(lineage)
+    envelope.hop_count = hop_count + 1
+    envelope.ClearField("path")
+    envelope.path.extend(lineage.path)
+    envelope.recipient = agent_id
+    link = peer.link
+    while link.full:
+        dropped = link.drop_oldest(peer.event_items)
+        if dropped is None:
+            break
+        _count_gap(state, peer, dropped.tag)
+    if link.full:
+        publishing.dropped += 1
+        _count_gap(state, peer, envelope.target.topic)
+        return
+    item = link.put(envelope, state.now, admit.PRIORITY_LANE[envelope.priority])
+    item.tag = envelope.target.topic
+    publishing.items.add(item)
+    peer.publishes.append((item, publishing))
+    peer.event_items.append(item)
+    state.woken.add(peer)
+
+
+def _count_gap(state: State, peer: Peer, topic: str) -> None:
+    state.stats.events_dropped += 1
+    peer.gaps[topic] = peer.gaps.get(topic, 0) + 1
+
+
+def acknowledged(state: State, peer: Peer) -> None:
+    """The peer's acks may have moved: count the events they cover, and tell it of gaps once it has room."""
+    publishes = peer.publishes
+    while publishes:
+        item, publishing = publishes[0]
+        if item.accepted:
+            publishing.accepted += 1
+            state.stats.events_delivered += 1
+        elif item.data is None:
+            publishing.dropped += 1
+        else:
+            break
+        publishes.popleft()
+        publishing.items.discard(item)
+        if not publishing.items:
+            finish(state, publishing)
+    events = peer.event_items
+    while events and (events[0].seq or events[0].data is None):
+        events.popleft()
+    if peer.gaps and not peer.link.full:
+        for topic, count in peer.gaps.items():
+            peer.link.signal(Signal(gap=Gap(topic=topic, dropped=count)))
+        peer.gaps.clear()
+        state.woken.add(peer)
+
+
+def finish(state: State, publishing: Publishing) -> None:
+    """All is acknowledged, or the time is over: what is not acknowledged now counts as unknown."""
+    if publishing.timer is not None:
+        state.checks.cancel(publishing.timer, publishing)
+        publishing.timer = None
+    unknown = 0
+    for item in publishing.items:
+        if item.accepted:
+            publishing.accepted += 1
+        elif item.data is None:
+            publishing.dropped += 1
+        else:
+            unknown += 1
+    publishing.items.clear()
+    counts = (publishing.matched, publishing.accepted, publishing.dropped, unknown)
+    value = Value()
+    for name, count in zip(COUNTS, counts, strict=True):
+        value.struct_value.fields[name].number_value = count
+    reply = Envelope(
+        type=pb.RESPONSE,
+        correlation_id=publishing.message_id,
+        trace_id=publishing.trace_id,
+        payload=Payload(content_type="application/json", json=value),
+    )
+    publishing.port.deliver(reply, 0)
+
+
+def counts_of(reply: Envelope) -> PublishReply:
+    """The counts that a publishing's RESPONSE carries."""
+    fields = reply.payload.json.struct_value.fields
+    return PublishReply(**{name: int(fields[name].number_value) for name in COUNTS})
+
+
+def subscribe(state: State, peer: Peer, signal: Subscribe) -> None:
+    """A process (or one of its agents) wants these topics. Illegal ones are logged; repeats change nothing."""
+    env = normalise_env(signal.env) if signal.env else peer.env
+    if signal.agent_id and (env, signal.agent_id) not in peer.attachments:
+        state.log("warning", "subscription for an agent that is not on this link", agent=signal.agent_id)
+        return
+    for topic in signal.topics:
+        full = (
+            len(peer.subscriptions) >= limits.TOPICS_PER_SUBSCRIBER_MAX or state.topics.count >= state.rules.topics_max
+        )
+        if not is_topic(topic) or full:
+            why = "too many topics" if full else "not a legal topic"
+            state.log("warning", "subscription refused", topic=topic[:100], why=why, link=peer.link_id)
+            continue
+        if state.topics.subscribe((peer.who.tenant, env, topic), peer, signal.agent_id):
+            peer.subscriptions.add((env, topic, signal.agent_id))
+
+
+def unsubscribe(state: State, peer: Peer, signal: Unsubscribe) -> None:
+    """The reverse."""
+    env = normalise_env(signal.env) if signal.env else peer.env
+    for topic in signal.topics:
+        state.topics.unsubscribe((peer.who.tenant, env, topic), peer, signal.agent_id)
+        peer.subscriptions.discard((env, topic, signal.agent_id))
+
+
+def drop_subscriptions(state: State, peer: Peer, agent_id: str | None = None) -> None:
+    """Forget all subscriptions of a process, or those of one of its agents."""
+    for subscription in list(peer.subscriptions):
+        env, topic, subscriber = subscription
+        if agent_id is None or subscriber == agent_id:
+            state.topics.unsubscribe((peer.who.tenant, env, topic), peer, subscriber)
+            peer.subscriptions.discard(subscription)
+    if agent_id is None:
+        for item, _ in peer.publishes:
+            peer.link.withdraw(item)
+        acknowledged(state, peer)

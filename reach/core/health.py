@@ -1,0 +1,157 @@
+"""Three verdicts on an agent, kept apart: its link is dead, its handlers are stuck, or it is just busy (healthy).
+
+A probe goes the way of the work: it is answered by the loop or pool that runs handlers. One that stays unanswered
+makes the agent DEGRADED, two in a row UNREACHABLE; the next answer makes it what it says it is again. Being idle or
+working long is no fault.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentreach.v1 import frame_pb2 as pb
+from agentreach.v1.frame_pb2 import Signal
+from reach.core import sessions, settle
+from reach.core.agents import DEGRADED, DRAINING, HEALTHY, STARTING, UNREACHABLE
+from reach.core.requests import Attachment, Request, Stage
+
+if TYPE_CHECKING:
+    from reach.core.state import State
+
+_SAYABLE = frozenset({HEALTHY, DEGRADED, DRAINING})
+
+
+def begin(state: State, attachment: Attachment) -> None:
+    """Watch over a newly attached agent."""
+    attachment.probed_at = state.now
+    attachment.timer = state.checks.schedule(attachment, state.now + state.rules.probe_interval_busy_s)
+
+
+def end(state: State, attachment: Attachment) -> None:
+    """Stop watching."""
+    if attachment.timer is not None:
+        state.checks.cancel(attachment.timer, attachment)
+        attachment.timer = None
+
+
+def set_status(state: State, attachment: Attachment, status: int) -> None:
+    """Make a status known to every decision at once."""
+    agent = attachment.agent
+    if agent.status == status:
+        return
+    if agent.status == STARTING and status == HEALTHY:
+        agent.warm_since = state.now
+    attachment.unreachable_since = state.now if status == UNREACHABLE else 0.0
+    state.log("info", "agent status", agent=agent.agent_id, status=status, was=agent.status)
+    agent.status = status
+    state.directory.changed(agent)
+    sessions.owner_changed(state, attachment)
+
+
+def said(state: State, attachment: Attachment, status: int) -> None:
+    """The process reports a status (at once on a change, and with each heartbeat)."""
+    if status not in _SAYABLE:
+        return
+    attachment.said_status = status
+    _judge(state, attachment)
+
+
+def _judge(state: State, attachment: Attachment) -> None:
+    """What the agent is, from what it says and what is seen of it."""
+    agent = attachment.agent
+    if attachment.said_status == DRAINING:
+        status = DRAINING
+    elif not attachment.peer.connected or attachment.missed_probes >= 2:
+        status = UNREACHABLE
+    elif agent.status == STARTING:
+        status = STARTING
+    elif attachment.missed_probes:
+        status = DEGRADED
+    else:
+        status = attachment.said_status or HEALTHY
+    set_status(state, attachment, status)
+
+
+def out_of_sight(state: State, attachment: Attachment) -> None:
+    """Its link was cut: no new work."""
+    if attachment.agent.status != STARTING:
+        _judge(state, attachment)
+
+
+def in_sight(state: State, attachment: Attachment) -> None:
+    """Its link is back."""
+    attachment.probe_sent_at = 0.0
+    if attachment.agent.status == STARTING:
+        probe(state, attachment)
+    else:
+        _judge(state, attachment)
+
+
+def probe(state: State, attachment: Attachment) -> None:
+    """Ask the agent's handlers for a sign of life."""
+    attachment.probe_nonce = state.rng.getrandbits(63)
+    attachment.probe_sent_at = attachment.probed_at = state.now
+    peer = attachment.peer
+    peer.link.signal(Signal(probe=pb.Probe(agent_id=attachment.agent.agent_id, nonce=attachment.probe_nonce)))
+    state.woken.add(peer)
+
+
+def answered(state: State, attachment: Attachment, reply: pb.ProbeReply) -> None:
+    """The sign of life came. An old probe's late answer is one too, but does not make a starting agent ready."""
+    if reply.nonce == attachment.probe_nonce:
+        attachment.probe_sent_at = 0.0
+        if attachment.agent.status == STARTING:
+            if not reply.ready:
+                return
+            attachment.missed_probes = 0
+            set_status(state, attachment, attachment.said_status or HEALTHY)
+    attachment.missed_probes = 0
+    _judge(state, attachment)
+
+
+def on_timer(state: State, attachment: Attachment) -> None:
+    """Time to look after the agent: overdue probes, overdue acknowledgements, the next probe."""
+    rules, now = state.rules, state.now
+    _overdue_deliveries(state, attachment)
+    sent_at = attachment.probe_sent_at
+    connected = attachment.peer.connected
+    if sent_at and connected and now - sent_at >= rules.probe_timeout_s:
+        attachment.missed_probes += 1
+        attachment.probe_sent_at = 0.0
+        _judge(state, attachment)
+        probe(state, attachment)
+    elif not sent_at and connected:
+        busy = bool(attachment.attempts) or attachment.overdue or attachment.agent.status in (STARTING, DEGRADED)
+        interval_s = rules.probe_interval_busy_s if busy else rules.probe_interval_idle_s
+        if now - attachment.probed_at >= interval_s:
+            probe(state, attachment)
+    if attachment.unreachable_since and attachment.pinned and now - attachment.unreachable_since >= rules.owner_lost_s:
+        sessions.owner_gone(state, attachment)
+    wait_s = min(rules.probe_interval_busy_s, rules.probe_timeout_s)
+    if attachment.overdue or attachment.attempts:
+        wait_s = min(wait_s, rules.accept_timeout_s / 4, 1.0)
+    attachment.timer = state.checks.schedule(attachment, now + wait_s)
+
+
+def _overdue_deliveries(state: State, attachment: Attachment) -> None:
+    """An agent that does not acknowledge what it was sent gets nothing new until it does."""
+    overdue = attachment.peer.connected and any(
+        _is_overdue(state, request) for request in attachment.attempts.values() if request.stage is not Stage.SETTLED
+    )
+    if overdue and not attachment.overdue:
+        attachment.overdue = True
+        attachment.agent.saturated = True
+        state.directory.changed(attachment.agent)
+        state.log("warning", "agent does not acknowledge deliveries: no new work", agent=attachment.agent.agent_id)
+    elif attachment.overdue and not overdue:
+        attachment.overdue = False
+        settle.unsaturate(state, attachment)
+        sessions.owner_changed(state, attachment)
+
+
+def _is_overdue(state: State, request: Request) -> bool:
+    item = request.item
+    if item is None or item.seq == 0 or item.accepted:
+        return False
+    limit_s = min(state.rules.accept_timeout_s, (request.deadline - request.delivered_at) / 4)
+    return state.now - request.delivered_at > limit_s

@@ -1,0 +1,203 @@
+"""The reducer: what happens to the node's state when something arrives or a time has come.
+
+Each entry point takes a whole frame, call or tick, decides synchronously, and ends with `finish_step`; the engine then
+carries out what the state asks for (`woken`, `calls`, `effects`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from agentreach.v1 import envelope_pb2 as pb
+from agentreach.v1 import frame_pb2
+from agentreach.v1.envelope_pb2 import Envelope
+from agentreach.v1.frame_pb2 import Frame, Signal
+from agentreach.wire.names import normalise_env
+from reach.core import admit, attach, events, health, sessions, settle
+from reach.core.peers import Peer
+from reach.core.requests import Attachment, Request, Stage
+from reach.core.sessions import Lane
+from reach.core.topics import Publishing
+
+if TYPE_CHECKING:
+    from reach.core.calls import Call
+    from reach.core.ports import Identity
+    from reach.core.state import State
+
+RESPONSE, EVENT, CANCEL, CALLBACK = int(pb.RESPONSE), int(pb.EVENT), int(pb.CANCEL), int(pb.CALLBACK)
+
+
+def frame(state: State, peer: Peer, received: Frame, spent_ms: int) -> None:
+    """Act on a frame of a link. `spent_ms` of its envelopes' time passed in this process's stalls.
+
+    Raises `LinkError` if the peer broke the numbering.
+    """
+    link = peer.link
+    peer.heard_at = state.now
+    full = link.full
+    if not link.receive(received, state.now):
+        return
+    if received.ack and (peer.publishes or peer.gaps):
+        events.acknowledged(state, peer)
+    for signal in received.signals:
+        _signal(state, peer, signal)
+    envelopes = received.envelopes
+    if envelopes:
+        spent_ms += received.age_ms
+        who, caller_id = peer.who, peer.caller_id
+        for envelope in envelopes:
+            kind = envelope.type
+            if kind == RESPONSE:
+                settle.respond(state, peer, envelope)
+            elif kind == EVENT:
+                events.publish(state, peer, who, envelope, spent_ms, peer, caller_id)
+            elif kind == CANCEL:
+                env = normalise_env(envelope.env)
+                settle.cancel(state, peer, (who.tenant, who.principal, env, envelope.correlation_id))
+            elif kind != CALLBACK:
+                admit.admit(state, peer, who, envelope, spent_ms, peer, caller_id)
+    if full and not link.full:
+        for attachment in peer.attachments.values():
+            settle.unsaturate(state, attachment)
+            sessions.owner_changed(state, attachment)
+    if link.overrun:
+        state.stats.slow_consumers += 1
+        attach.farewell(state, peer, frame_pb2.Goodbye.SLOW_CONSUMER, "its outbox is full of replies it does not take")
+
+
+def invoke(state: State, call: Call, who: Identity, envelope: Envelope) -> None:
+    """A request came by a call of its own."""
+    admit.admit(state, call, who, envelope, 0, None, f"caller/{who.principal}")
+    call.message_id = envelope.message_id
+    call.env = normalise_env(envelope.env)
+
+
+def publish(state: State, call: Call, who: Identity, envelope: Envelope) -> None:
+    """An event came by a call of its own."""
+    events.publish(state, call, who, envelope, 0, None, f"caller/{who.principal}")
+
+
+def hang_up(state: State, call: Call, who: Identity) -> None:
+    """The call's client is gone or wants no more."""
+    settle.cancel(state, call, (who.tenant, who.principal, call.env, call.message_id))
+
+
+def tick(state: State) -> None:
+    """Do what is due by `state.now`."""
+    for request in state.wheel.due(state.now):
+        settle.on_timer(state, request)
+    for item in state.checks.due(state.now):
+        match item:
+            case Attachment():
+                health.on_timer(state, item)
+            case Peer():
+                attach.on_timer(state, item)
+            case Lane():
+                sessions.on_timer(state, item)
+            case Publishing():
+                item.timer = None
+                events.finish(state, item)
+    state.replay.expire(state.now)
+    state.traces.expire(state.now)
+
+
+def next_tick_at(state: State) -> float | None:
+    """When `tick` must be called next; None while nothing is scheduled."""
+    times = [at for at in (state.wheel.next_at(), state.checks.next_at()) if at is not None]
+    return min(times, default=None)
+
+
+def finish_step(state: State) -> None:
+    """End of a step: let sessions go on whose lane, slot or owner changed."""
+    if state.lanes_ready:
+        sessions.drain_ready(state)
+
+
+# ---- signals ----
+
+
+def _signal(state: State, peer: Peer, signal: Signal) -> None:
+    kind = signal.WhichOneof("kind")
+    handler = _SIGNALS.get(kind) if kind is not None else None
+    if handler is not None:
+        handler(state, peer, signal)
+
+
+def _progress(state: State, peer: Peer, signal: Signal) -> None:
+    progress = signal.progress
+    entry = progress.entry
+    if len(entry) != 16 or entry[:8] != state.nonce:
+        return
+    request = state.requests.get(int.from_bytes(entry[8:], "big"))
+    if request is None or request.attachment is None or request.attachment.peer is not peer:
+        return
+    if request.stage is not Stage.DELIVERED or request.traced is None:
+        return
+    note = request.traced.note
+    if progress.started and not request.started:
+        request.started = True
+        note("started", state.now, request.attempt)
+    if progress.text or progress.HasField("percent"):
+        percent = f"{progress.percent:g} % " if progress.HasField("percent") else ""
+        note("progress", state.now, request.attempt, f"{percent}{progress.text[:200]}")
+    _reset_idle(state, request)
+
+
+def _reset_idle(state: State, request: Request) -> None:
+    if request.items:
+        request.items_at = state.now
+
+
+def _attach(state: State, peer: Peer, signal: Signal) -> None:
+    attach.arrive(state, peer, [signal.attach], with_welcome=False)
+
+
+def _detach(state: State, peer: Peer, signal: Signal) -> None:
+    attach.detach(state, peer, signal.detach)
+
+
+def _heartbeat(state: State, peer: Peer, signal: Signal) -> None:
+    attach.heartbeat(state, peer, signal.heartbeat)
+
+
+def _status_change(state: State, peer: Peer, signal: Signal) -> None:
+    attachment = attach.own(peer, signal.status_change.agent_id)
+    if attachment is not None:
+        health.said(state, attachment, signal.status_change.status)
+
+
+def _probe_reply(state: State, peer: Peer, signal: Signal) -> None:
+    attachment = attach.own(peer, signal.probe_reply.agent_id)
+    if attachment is not None:
+        health.answered(state, attachment, signal.probe_reply)
+
+
+def _credit(state: State, peer: Peer, signal: Signal) -> None:
+    settle.grant(state, peer, signal.stream_credit.entry, signal.stream_credit.up_to)
+
+
+def _subscribe(state: State, peer: Peer, signal: Signal) -> None:
+    events.subscribe(state, peer, signal.subscribe)
+
+
+def _unsubscribe(state: State, peer: Peer, signal: Signal) -> None:
+    events.unsubscribe(state, peer, signal.unsubscribe)
+
+
+def _goodbye(state: State, peer: Peer, signal: Signal) -> None:
+    attach.goodbye(state, peer, signal.goodbye)
+
+
+_SIGNALS: dict[str, Callable[[State, Peer, Signal], None]] = {
+    "heartbeat": _heartbeat,
+    "stream_credit": _credit,
+    "progress": _progress,
+    "probe_reply": _probe_reply,
+    "attach": _attach,
+    "detach": _detach,
+    "status_change": _status_change,
+    "subscribe": _subscribe,
+    "unsubscribe": _unsubscribe,
+    "goodbye": _goodbye,
+}

@@ -1,0 +1,94 @@
+"""A process attached by a link: its callers and agents, and how it stands with its stream."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from agentreach.v1.envelope_pb2 import Envelope
+from agentreach.wire.link import Item, Link
+
+if TYPE_CHECKING:
+    from agentreach.policy.wheel import Token
+    from reach.core.ports import Identity
+    from reach.core.requests import Attachment, Request
+    from reach.core.state import State
+    from reach.core.topics import Publishing
+
+Subscription = tuple[str, str, str]
+"""(env, topic, agent_id); the agent_id is empty for the process's caller."""
+
+
+class Peer:
+    """The node's end of one link. It outlives its streams by the resume window; it is a `Port` for replies."""
+
+    __slots__ = (
+        "acked_seen",
+        "acked_seen_at",
+        "attachments",
+        "caller_id",
+        "closing",
+        "connected",
+        "cut_at",
+        "env",
+        "event_items",
+        "gaps",
+        "heard_at",
+        "incarnation",
+        "link",
+        "link_id",
+        "publishes",
+        "requests",
+        "state",
+        "stream",
+        "subscriptions",
+        "timer",
+        "token",
+        "welcomed",
+        "who",
+    )
+
+    def __init__(self, state: State, link_id: str, token: bytes, who: Identity) -> None:
+        self.state = state
+        self.link = Link()
+        self.link_id = link_id
+        self.token = token
+        self.who = who
+        self.env = "production"
+        self.caller_id = ""
+        self.incarnation = b""
+        self.attachments: dict[tuple[str, str], Attachment] = {}
+        """By (env, agent_id)."""
+        self.requests: dict[int, Request] = {}
+        """Requests that have a waiter here, by number."""
+        self.subscriptions: set[Subscription] = set()
+        self.event_items: deque[Item] = deque()
+        """Events in the outbox, oldest first: what a slow subscriber loses."""
+        self.gaps: dict[str, int] = {}
+        """Events dropped by topic, not yet told."""
+        self.publishes: deque[tuple[Item, Publishing]] = deque()
+        """Events that its acks will count for their publishers."""
+        self.stream: object = None
+        """The current stream, opaque to the core: the engine wakes its outlet."""
+        self.connected = True
+        self.welcomed = False
+        self.closing = False
+        self.cut_at = 0.0
+        self.heard_at = state.now
+        self.acked_seen = 0
+        self.acked_seen_at = state.now
+        self.timer: Token | None = None
+
+    streaming = True
+
+    def deliver(self, reply: Envelope, priority: int) -> Item | None:
+        """Put a RESPONSE on the link. When even replies no longer fit, the link is marked to end."""
+        state = self.state
+        item = self.link.put(reply, state.now, priority)
+        state.woken.add(self)
+        return item
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What its messages may say they come from."""
+        return (self.caller_id, *(agent_id for _, agent_id in self.attachments))

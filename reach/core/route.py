@@ -1,0 +1,214 @@
+"""From an admitted request to an attempt: who could, who should, a slot, and the envelope on the agent's link.
+
+Choosing and reserving are one synchronous step, so two hundred requests submitted at once spread over the instances
+and never exceed a limit. Seats for what a later version adds (breaker, budget, retries, the wait queue) are where the
+comments say so.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentreach.v1 import envelope_pb2 as pb
+from agentreach.v1 import error_pb2 as codes
+from agentreach.v1.envelope_pb2 import Envelope, Target
+from agentreach.v1.error_pb2 import Error
+from agentreach.v1.peer_pb2 import Lineage
+from agentreach.wire.errors import failure
+from reach.core import balance, loops, sessions, settle
+from reach.core.agents import FULL, Agent
+from reach.core.lineage import valid_until_unix_ms
+from reach.core.requests import Attachment, MessageKey, Request, Stage
+
+if TYPE_CHECKING:
+    from reach.core.pool import Pool
+    from reach.core.state import State
+
+LEAST_ACTIVE = int(pb.LEAST_ACTIVE)
+FULL_RETRY_AFTER_MS = 500  # what a caller is told while there is no wait queue to tell a better number
+
+
+def route(state: State, request: Request, envelope: Envelope, parent: Lineage | None) -> None:
+    """Find the agent for a request and hand it over; a session's request goes to its lane first."""
+    if parent is not None:
+        request.ancestors = loops.ancestors(parent.path)
+    if envelope.session_id:
+        sessions.enter(state, request, envelope, parent)
+        return
+    target = envelope.target
+    pool = state.directory.pool_for(target, request.key[0], request.key[2])
+    agent = choose(state, pool, target, "")
+    if agent is None:
+        agent = own_slot(state, pool, request)
+        if agent is None:
+            settle.fail(state, request, nobody(state, pool, request, parent))
+            return
+        request.reentrant = True
+    attachment = agent.link
+    assert isinstance(attachment, Attachment)
+    hand_over(state, request, envelope, attachment, parent)
+
+
+def choose(state: State, pool: Pool, target: Target, session_id: str) -> Agent | None:
+    """One usable agent of the pool by the message's policy, its type's, or LEAST_ACTIVE."""
+    policy = int(target.policy)
+    if not policy:
+        policy = LEAST_ACTIVE
+        if state.rules.policies:
+            name = state.rules.policies.get(pool.selector.agent_type)
+            policy = int(pb.RoutingPolicy.Value(name)) if name else LEAST_ACTIVE
+    return balance.choose(
+        pool,
+        policy,
+        now=state.now,
+        rng=state.rng,
+        hash_key=target.hash_key or session_id,
+        warm_up_s=state.rules.warm_up_s,
+    )
+
+
+def own_slot(state: State, pool: Pool, request: Request) -> Agent | None:
+    """A reentrant agent of the pool in which an ancestor of this request runs: its tree may use its own slot again."""
+    if not request.ancestors:
+        return None
+    for agent in pool.tiers[FULL].agents:
+        if agent.reentrant and not agent.saturated and _holds(agent, request.ancestors):
+            return agent
+    return None
+
+
+def _holds(agent: Agent, ancestors: frozenset[str]) -> bool:
+    attachment = agent.link
+    assert isinstance(attachment, Attachment)
+    return any(held.message_id in ancestors for held in attachment.attempts.values())
+
+
+def hand_over(
+    state: State, request: Request, envelope: Envelope, attachment: Attachment, parent: Lineage | None
+) -> None:
+    """Make an attempt: check the hop, reserve the slot, sign the lineage, and put the envelope on the agent's link."""
+    agent = attachment.agent
+    path = parent.path if parent is not None else ()
+    hop_count = parent.hop_count if parent is not None else 0
+    if hop_count:
+        fault = loops.check_hop(path, hop_count, agent.agent_type, envelope.dedup_key, state.loop_limits)
+        if fault is not None:
+            kind = "hop_limit" if fault.code == codes.HOP_LIMIT else "loop_detected"
+            state.stats.loops[kind] += 1
+            state.log("warning", "loop cut", request.trace_id, path=fault.details["path"], kind=kind)
+            settle.fail(state, request, fault)
+            return
+    now = state.now
+    request.agent = agent
+    request.attachment = attachment
+    request.agent_type = agent.agent_type
+    request.type_stats = state.stats.began(agent.agent_type)
+    if not request.reentrant:
+        state.directory.reserve(agent)
+        request.holds_slot = True
+    attachment.attempts[request.number] = request
+    request.attempt = attempt = request.attempt + 1
+    tenant, principal, env, message_id = request.key
+    trace_id = request.trace_id
+    hop = pb.Hop(
+        agent_id=agent.agent_id,
+        message_id=message_id,
+        session_id=envelope.session_id,
+        dedup_key=envelope.dedup_key,
+    )
+    deadline_unix_ms = int((request.deadline + state.unix_offset) * 1000)
+    lineage = Lineage(
+        message_id=message_id,
+        trace_id=trace_id,
+        path=(*path, hop),
+        hop_count=hop_count + 1,
+        deadline_unix_ms=deadline_unix_ms,
+        valid_until_unix_ms=valid_until_unix_ms(deadline_unix_ms),
+        tenant=tenant,
+        principal=principal,
+        env=env,
+    )
+    envelope.lineage = state.lineage.sign(lineage)
+    envelope.type = pb.REQUEST
+    envelope.recipient = agent.agent_id
+    envelope.entry = request.entry
+    envelope.attempt = attempt
+    envelope.hop_count = hop_count + 1
+    if path or envelope.path:
+        envelope.ClearField("path")
+        envelope.path.extend(lineage.path)
+    else:
+        envelope.path.append(hop)
+    envelope.tenant = tenant
+    envelope.principal = principal
+    if envelope.actors:
+        envelope.ClearField("actors")
+    envelope.trace_id = trace_id
+    envelope.epoch = request.epoch
+    envelope.fresh = request.fresh
+    envelope.timeout_ms = max(1, int((request.deadline - now) * 1000))
+    request.data = data = envelope.SerializeToString()
+    request.stage = Stage.DELIVERED
+    request.delivered_at = now
+    peer = attachment.peer
+    link = peer.link
+    request.item = link.put_bytes(data, now, request.priority)
+    state.woken.add(peer)
+    if link.full and not agent.saturated:
+        agent.saturated = True
+        state.directory.changed(agent)
+    traced = request.traced
+    if traced is not None:
+        traced.agent_id = agent.agent_id
+        traced.stages.append(("delivered", now, attempt, agent.agent_id))
+
+
+def nobody(state: State, pool: Pool, request: Request, parent: Lineage | None) -> Error:
+    """Why no agent of the pool can take the request: nothing matches, nothing usable, or all are full."""
+    selector = pool.selector
+    if not len(pool):
+        return failure(codes.NO_ROUTE, f"no agent matches {selector}{_and(state.directory.hint(selector))}")
+    full = pool.tiers[FULL].agents
+    if full:
+        # The seat of the wait queue: a request for which capacity alone is missing will wait here.
+        if request.ancestors and parent is not None:
+            holders = [held.message_id for agent in full for held in _attempts(agent)]
+            limited = all(agent.max_concurrency and not agent.saturated for agent in full)
+            if limited and loops.would_deadlock(request.ancestors, holders):
+                state.stats.loops["would_deadlock"] += 1
+                return loops.deadlock(parent.path, str(selector), "every slot")
+        return failure(
+            codes.OVERLOADED,
+            f"all {len(full)} usable agents matching {selector} are at their limit ({pool.why_unusable()}); try later",
+            retry_after_ms=FULL_RETRY_AFTER_MS,
+            details=_counts(pool),
+        )
+    return failure(
+        codes.NO_AGENT_AVAILABLE,
+        f"{len(pool)} agents match {selector} and none is usable: {pool.why_unusable()}",
+        details=_counts(pool),
+    )
+
+
+def _attempts(agent: Agent) -> list[Request]:
+    attachment = agent.link
+    assert isinstance(attachment, Attachment)
+    return list(attachment.attempts.values())
+
+
+def _counts(pool: Pool) -> dict[str, str]:
+    return {name: str(count) for name, count in pool.counts().items()}
+
+
+def _and(hint: str) -> str:
+    return f"; {hint}" if hint else ""
+
+
+def incarnation(state: State, key: MessageKey, agent_id: str, incarnation: bytes) -> Attachment | None:
+    """The attachment of exactly this process, or None if it is gone."""
+    agent = state.directory.get(key[0], key[2], agent_id)
+    if agent is None or agent.incarnation != incarnation:
+        return None
+    attachment = agent.link
+    assert isinstance(attachment, Attachment)
+    return attachment

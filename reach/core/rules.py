@@ -1,0 +1,52 @@
+"""The numbers the node's decisions obey. Meaning and bounds stand in the settings table of `reach.node`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from agentreach.wire import limits
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Durations in seconds, sizes in bytes."""
+
+    node_id: str = "node"
+    payload_bytes_max: int = limits.PAYLOAD_BYTES_MAX
+    lease_ttl_s: float = 30.0
+    heartbeat_interval_s: float = 10.0
+    many_agents: int = 500
+    """Above so many agents heartbeats and leases stretch by half."""
+    resume_window_s: float = 10.0
+    settle_min_s: float = 1.0
+    accept_timeout_s: float = 5.0
+    cancel_grace_s: float = 5.0
+    probe_interval_busy_s: float = 5.0
+    probe_interval_idle_s: float = 30.0
+    probe_timeout_s: float = 5.0
+    warm_up_s: float = 10.0
+    slow_consumer_s: float = 30.0
+    idle_timeout_s: float = 30.0
+    session_ttl_s: float = 1800.0
+    lane_max: int = 100
+    sessions_max: int = 100_000
+    owner_lost_s: float = 30.0
+    """A session's owner that is UNREACHABLE for so long is judged dead."""
+    max_hops: int = 10
+    max_repeats: int = 2
+    replay_s: float = 300.0
+    replay_entries_max: int = 100_000
+    replay_bytes_max: int = 64 << 20
+    trace_recent_max: int = 50_000
+    trace_kept_max: int = 10_000
+    trace_kept_s: float = 900.0
+    slow_request_s: float = 5.0
+    requests_in_flight_max: int = 50_000
+    links_max: int = 10_000
+    agents_max: int = 20_000
+    agents_per_link_max: int = 1_000
+    topics_max: int = 100_000
+    publish_timeout_s: float = 2.0
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    policies: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,98 @@
+"""All that a node's decisions read and write, in one place, and the effects they ask for.
+
+The modules beside this one are functions over a `State`: admission, routing, settlement, sessions, events, attaching,
+health. They run synchronously, a whole frame at a time, and leave what must happen outside in `woken`, `calls` and
+`effects`, which the engine carries out after each step.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from typing import TYPE_CHECKING, Protocol
+
+from agentreach.policy.wheel import TimerWheel
+from reach.core.directory import Directory
+from reach.core.effects import Effect, LogLine
+from reach.core.lineage import LineageKeys
+from reach.core.loops import LoopLimits
+from reach.core.replay import Replay
+from reach.core.rules import Rules
+from reach.core.selector import Aliases
+from reach.core.stats import Stats
+from reach.core.topics import Topics
+from reach.core.trace import TraceBook
+
+if TYPE_CHECKING:
+    from reach.core.calls import Call
+    from reach.core.peers import Peer
+    from reach.core.requests import Attachment, MessageKey, Request
+    from reach.core.sessions import Lane, LaneKey
+    from reach.core.settle import Unconfirmed
+    from reach.core.topics import Publishing
+
+
+class Rng(Protocol):
+    """The part of `random.Random` that decisions use."""
+
+    def random(self) -> float: ...
+
+    def getrandbits(self, bits: int, /) -> int: ...
+
+    def randrange(self, stop: int, /) -> int: ...
+
+
+class State:
+    """One node's memory. `now` is the boot clock in seconds, set by the engine before each step."""
+
+    def __init__(self, rules: Rules, *, rng: Rng, nonce: bytes, lineage: LineageKeys, now: float, unix: float) -> None:
+        self.rules = rules
+        self.rng = rng
+        self.nonce = nonce
+        """8 random bytes of this start of the node: entries of another start are nobody's."""
+        self.lineage = lineage
+        self.loop_limits = LoopLimits(rules.max_hops, rules.max_repeats)
+        self.now = now
+        self.unix_offset = unix - now
+        """Added to `now`: a wall clock that does not jump while the node runs."""
+        self.directory = Directory(Aliases(rules.aliases))
+        self.stats = Stats()
+        self.traces = TraceBook(
+            recent_max=rules.trace_recent_max,
+            kept_max=rules.trace_kept_max,
+            kept_s=rules.trace_kept_s,
+            slow_s=rules.slow_request_s,
+        )
+        self.replay = Replay(
+            age_s=rules.replay_s,
+            entries_max=rules.replay_entries_max,
+            bytes_max=rules.replay_bytes_max,
+            unix_offset_s=unix - now,
+        )
+        self.unconfirmed: OrderedDict[MessageKey, Unconfirmed] = OrderedDict()
+        """Outcomes of fresh ids whose caller has not yet acknowledged them, oldest first."""
+        self.wheel: TimerWheel[Request] = TimerWheel()
+        self.checks: TimerWheel[Peer | Attachment | Lane | Publishing] = TimerWheel(tick_s=0.05)
+        self.requests: dict[int, Request] = {}
+        self.by_key: dict[MessageKey, Request] = {}
+        self.unsettled = 0
+        """Requests in flight: those in `requests` that are not settled."""
+        self.next_number = 1
+        self.peers: dict[str, Peer] = {}
+        self.tokens: dict[bytes, Peer] = {}
+        self.lanes: dict[LaneKey, Lane] = {}
+        self.lanes_ready: deque[Lane] = deque()
+        self.topics = Topics()
+        self.draining = False
+        self.registry_up = True
+        self.woken: set[Peer] = set()
+        self.calls: list[Call] = []
+        self.effects: deque[Effect] = deque()
+
+    @property
+    def unix(self) -> float:
+        """Seconds since 1970 by the wall clock as it was at start."""
+        return self.now + self.unix_offset
+
+    def log(self, level: str, event: str, trace_id: str = "", **fields: object) -> None:
+        """Ask for a log line."""
+        self.effects.append(LogLine(level, event, trace_id, fields))

@@ -1,0 +1,68 @@
+"""Who is subscribed to which topic, and what becomes of one publishing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agentreach.policy.wheel import Token
+    from agentreach.wire.link import Item
+    from reach.core.peers import Peer
+    from reach.core.requests import Port
+
+TopicKey = tuple[str, str, str]
+"""(tenant, env, topic)."""
+
+
+class Topics:
+    """Subscriptions by topic. A subscriber is a process's caller (empty agent_id) or one of its agents."""
+
+    __slots__ = ("_subscribers", "count")
+
+    def __init__(self) -> None:
+        self._subscribers: dict[TopicKey, dict[tuple[Peer, str], None]] = {}
+        self.count = 0
+        """Subscriptions there are."""
+
+    def subscribe(self, key: TopicKey, peer: Peer, agent_id: str) -> bool:
+        """True if it is new."""
+        subscribers = self._subscribers.setdefault(key, {})
+        if (peer, agent_id) in subscribers:
+            return False
+        subscribers[peer, agent_id] = None
+        self.count += 1
+        return True
+
+    def unsubscribe(self, key: TopicKey, peer: Peer, agent_id: str) -> bool:
+        """True if it was there."""
+        subscribers = self._subscribers.get(key)
+        if subscribers is None or (peer, agent_id) not in subscribers:
+            return False
+        del subscribers[peer, agent_id]
+        self.count -= 1
+        if not subscribers:
+            del self._subscribers[key]
+        return True
+
+    def subscribers(self, key: TopicKey) -> Iterable[tuple[Peer, str]]:
+        """Who gets an event of this topic."""
+        return self._subscribers.get(key, {})
+
+
+class Publishing:
+    """One EVENT on its way: what is acknowledged, dropped, still unknown."""
+
+    __slots__ = ("accepted", "deadline", "dropped", "items", "matched", "message_id", "port", "timer", "trace_id")
+
+    def __init__(self, port: Port, message_id: str, trace_id: str, deadline: float) -> None:
+        self.port = port
+        self.message_id = message_id
+        self.trace_id = trace_id
+        self.deadline = deadline
+        self.matched = 0
+        self.accepted = 0
+        self.dropped = 0
+        self.items: set[Item] = set()
+        """On the links of subscribers, not acknowledged."""
+        self.timer: Token | None = None
