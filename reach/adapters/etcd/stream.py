@@ -49,12 +49,22 @@ class Stream(Generic[Req, Res]):
                 self._queue.put_nowait(None)
 
     async def send(self, request: Req) -> bool:
-        """Write one request; False if the stream has ended. Cancelling it ends the stream."""
+        """Write one request; False if the stream has ended. Cancelling it ends the stream.
+
+        In a task of its own, because a stream that is abandoned meanwhile raises `CancelledError` from its write, and
+        the sender would take that for its own cancellation.
+        """
+        writing = asyncio.ensure_future(self._call.write(request))
         try:
-            await self._call.write(request)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await asyncio.wait([writing])
+        finally:
+            writing.cancel()
+        if writing.cancelled():
             return False
-        return True
+        failure = writing.exception()
+        if failure is not None and not isinstance(failure, (grpc.aio.AioRpcError, asyncio.InvalidStateError)):
+            raise failure
+        return failure is None
 
     async def receive(self) -> Res | None:
         """The next response, None when the stream has ended. Cancelling it loses nothing."""
