@@ -54,11 +54,12 @@ def _some(directory: Directory, selector: Selector, anchor: Anchor, env: str = "
 def _of_id(directory: Directory, selector: Selector) -> str:
     agent_type = selector.agent_id.partition("/")[0]
     instances = _some(directory, selector, ("type", agent_type))
+    types = directory.names_in(selector.tenant, selector.env, "type")
     if instances:
         names = sorted(agent.agent_id for agent in instances)
         near = get_close_matches(selector.agent_id, names[:_COMPARED_MAX], n=_NAMED_MAX) or names
-        return f"Registered of type {agent_type}: {_listed(near, len(names))}."
-    return _misspelt("type", agent_type, directory.names_in(selector.tenant, selector.env, "type"))
+        return f"Registered of type {agent_type}: {_listed(near, types[agent_type])}."
+    return _misspelt("type", agent_type, types)
 
 
 def _of_properties(directory: Directory, selector: Selector) -> str:
