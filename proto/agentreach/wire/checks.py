@@ -17,15 +17,7 @@ from agentreach.v1.error_pb2 import Error, ErrorCode
 from agentreach.v1.registry_pb2 import AgentRecord, AgentStatus
 from agentreach.wire import limits
 from agentreach.wire.errors import failure
-from agentreach.wire.names import (
-    CALLER_TYPE,
-    NAME_RULE,
-    agent_id_fault,
-    agent_type_fault,
-    is_name,
-    is_topic,
-    shown,
-)
+from agentreach.wire.names import CALLER_TYPE, NAME_RULE, agent_id_fault, agent_type_fault, is_name, is_topic, shown
 
 VERSION_CHARS_MAX = 128
 LABEL_VALUE_CHARS_MAX = 255

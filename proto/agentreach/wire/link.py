@@ -92,8 +92,7 @@ class Link:
         self._resend: deque[_SentFrame] = deque()
         self._next_seq = 1
         self._ack_sent = 0
-        self._envelopes_since_ack = 0
-        self._withdrawn = 0
+        self._envelopes_since_ack = self._withdrawn = 0
         self._broken = False
         self.last_accepted = 0
         """Number of the last frame of the peer that was accepted: `last_seq` of hello and welcome."""
@@ -200,6 +199,10 @@ class Link:
                 return item
         return None
 
+    def last_words(self) -> bytes | None:
+        """A frame with the unnumbered signals that wait (goodbye), whatever else does; None if there are none."""
+        return self._signal_frame() if self._unnumbered else None
+
     def next_frame(self, now: float) -> bytes | None:
         """The next frame for the transport, or None when there is nothing to say. It carries the current ack.
 
@@ -233,8 +236,7 @@ class Link:
 
     def _take(self) -> tuple[list[Item], int]:
         items: list[Item] = []
-        held = 0
-        first = 0.0
+        held, first = 0, 0.0
         for lane in self._lanes:
             while lane:
                 item = lane[0]
@@ -281,11 +283,7 @@ class Link:
         return b"".join(parts)
 
     def _bare_ack(self) -> bytes | None:
-        if self._ack_sent == self.last_accepted:
-            return None
-        parts: list[bytes] = []
-        self._add_ack(parts)
-        return b"".join(parts)
+        return None if self._ack_sent == self.last_accepted else self._signal_frame()
 
     def _add_ack(self, parts: list[bytes]) -> None:
         self._ack_sent = self.last_accepted
@@ -332,17 +330,14 @@ class Link:
         if ack >= self._next_seq:
             raise LinkError(f"ack {ack} for a frame that was never sent (last sent: {self._next_seq - 1})")
         self.acknowledged = ack
-        kept = self._kept
-        while kept and kept[0].seq <= ack:
-            frame = kept.popleft()
+        while self._kept and self._kept[0].seq <= ack:
+            frame = self._kept.popleft()
             for item in frame.items:
                 item.accepted = True
                 item.accepted_at = now
                 item.data = None
             self.unacked -= len(frame.items)
             self.unacked_bytes -= frame.bytes_held
-        while self._resend and self._resend[0].seq <= ack:
-            self._resend.popleft()
 
     # ---- resume ----
 

@@ -441,6 +441,14 @@ def test_an_ack_frees_what_it_covers_and_an_old_one_frees_nothing_more() -> None
     recount(sender)
 
 
+def test_the_time_of_an_ack_is_kept_with_what_it_covers() -> None:
+    sender = Link()
+    first, second = sender.put(envelope("a"), 1.0), sender.put(envelope("b"), 5.0)
+    taken(sender, 5.0)
+    sender.receive(Frame(ack=1), 7.0)
+    assert (first.accepted_at, second.accepted_at) == (7.0, 0.0)
+
+
 def test_an_ack_rides_on_whatever_is_sent_and_is_owed_until_then() -> None:
     sender, receiver = Link(), Link()
     sender.put(envelope("m"), 0.0)
