@@ -329,7 +329,7 @@ def _let_in(state: State, peer: Peer, each: Attaching) -> None:
         else:
             if former is not None:
                 assert isinstance(former.link, Attachment)
-                _replaced(state, former.link, agent.incarnation)
+                replaced(state, former.link, agent.incarnation)
             attachment = Attachment(agent, peer, state.now)
             agent.link = attachment
             state.directory.add(agent)
@@ -384,7 +384,7 @@ def _move_to(state: State, attachment: Attachment, peer: Peer) -> None:
     state.woken.add(peer)
 
 
-def _replaced(state: State, attachment: Attachment, by: bytes) -> None:
+def replaced(state: State, attachment: Attachment, by: bytes) -> None:
     """Another process has taken the agent_id over."""
     agent, peer = attachment.agent, attachment.peer
     state.log("warning", "agent replaced by another process", agent=agent.agent_id)

@@ -203,6 +203,10 @@ class HeldLease(Protocol):
         """
         ...
 
+    def abandon(self) -> None:
+        """Stop keeping it alive: it ends by itself, TTL after the last keepalive."""
+        ...
+
     async def release(self) -> None:
         """Stop keeping it alive and revoke it, so its keys vanish at once. Best effort, bounded by 2 s."""
         ...

@@ -27,6 +27,7 @@ class Outlet:
         self._ack_timer: asyncio.TimerHandle | None = None
         self._ack_now = False
         self._closed = False
+        self._flush = True
         self._sent_envelopes = 0
 
     def wake(self) -> None:
@@ -49,9 +50,10 @@ class Outlet:
             self._ack_now = True
             self.wake()
 
-    def close(self) -> None:
-        """Let `next_frame` give what is ready and then None."""
+    def close(self, *, flush: bool = True) -> None:
+        """Let `next_frame` give what is ready (without `flush`: only a waiting goodbye) and then None."""
         self._closed = True
+        self._flush = flush
         self.wake()
 
     def abandon(self) -> None:
@@ -71,6 +73,9 @@ class Outlet:
         while True:
             if self._abandoned:
                 return None
+            if not self._flush:
+                self._stop_timer()
+                return link.last_words()
             if link.ready:
                 if self._sent_envelopes >= _LOADED:
                     await self._let_more_come()

@@ -20,6 +20,41 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class Pin(_message.Message):
+    """The value of a pin's key in the store: which process owns a session."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    AGENT_ID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    HOME_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.str
+    agent_id: _builtins.str
+    incarnation: _builtins.bytes
+    home: _builtins.str
+    """node_id"""
+    epoch: _builtins.int
+    """0: the revision of the transaction that wrote this value"""
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.str = ...,
+        agent_id: _builtins.str = ...,
+        incarnation: _builtins.bytes = ...,
+        home: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "epoch", b"epoch", "home", b"home", "incarnation", b"incarnation", "session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Pin: _TypeAlias = Pin  # noqa: Y015
+
+@_typing.final
 class Lineage(_message.Message):
     """What Envelope.lineage holds before it is signed. Only nodes read it."""
 

@@ -1,0 +1,325 @@
+"""Runs the core: gives it the time and what arrives, and carries out what it asks for.
+
+Everything that touches the state happens inside `step()`, synchronously on the event loop; so a step never sees
+another one's half. After each step links are woken, calls answered, effects started, the timer set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+
+import structlog
+
+from agentreach.aio.clock import StallWatch, boot_time
+from agentreach.v1 import error_pb2 as codes
+from agentreach.v1.envelope_pb2 import Envelope
+from agentreach.v1.frame_pb2 import Goodbye
+from agentreach.v1.mesh_pb2 import PublishReply
+from agentreach.wire import limits
+from agentreach.wire.errors import failure
+from agentreach.wire.payload import Form, PayloadError, decode, encode
+from reach.core import attach, events, mesh, sessions, settle
+from reach.core.agents import Agent
+from reach.core.calls import Call
+from reach.core.effects import CreatePin, DeregisterAgent, Effect, EndStream, LogLine, RefreshPin, RegisterAgents
+from reach.core.peers import Peer
+from reach.core.ports import Identity, MeshFailure
+from reach.core.profiles import whole_timeout_ms
+from reach.core.requests import Attachment
+from reach.core.state import State
+from reach.core.store import StoreUnavailable
+from reach.node.queries import Queries
+from reach.node.registrar import Registrar
+from reach.node.streams import Stream
+
+log = structlog.get_logger("reach")
+
+_RPC_MARGIN_S = 0.05  # our precise answer must be there before the RPC's own deadline ends the call without one
+
+
+class Engine(Queries):
+    """One node at work; implements `reach.core.ports.Switchboard`. Make it inside a running event loop."""
+
+    def __init__(self, state: State, *, hello_timeout_s: float = limits.HELLO_TIMEOUT_S) -> None:
+        super().__init__(state)
+        self._loop = asyncio.get_running_loop()
+        self._stall = StallWatch(self._loop)
+        self._hello_timeout_s = hello_timeout_s
+        self._registrar: Registrar | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = float("inf")
+        self._depth = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._settled = asyncio.Event()
+
+    def use(self, registrar: Registrar) -> None:
+        """Connect the registry; before this nothing can attach."""
+        self._registrar = registrar
+
+    # ---- steps ----
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[State]:
+        """Change the state; what it asks for is carried out at the end of the outermost step."""
+        state = self._state
+        if self._depth == 0:
+            state.now = boot_time()
+        self._depth += 1
+        try:
+            yield state
+        finally:
+            self._depth -= 1
+            if self._depth == 0:
+                self._finish_step(state)
+
+    def _finish_step(self, state: State) -> None:
+        mesh.finish_step(state)
+        while state.effects:
+            self._carry_out(state.effects.popleft())
+            mesh.finish_step(state)
+        if state.woken:
+            for peer in state.woken:
+                if isinstance(peer.stream, Stream):
+                    peer.stream.wake()
+            state.woken.clear()
+        if state.calls:
+            for call in state.calls:
+                if isinstance(call.waiter, asyncio.Event):
+                    call.waiter.set()
+            state.calls.clear()
+        if state.draining and not state.unsettled:
+            self._settled.set()
+        self._arm(state)
+
+    def _arm(self, state: State) -> None:
+        at = mesh.next_tick_at(state)
+        if at is not None and at < self._timer_at:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_at = at
+            self._timer = self._loop.call_later(max(0.0, at - state.now), self._tick)
+
+    def _tick(self) -> None:
+        self._timer, self._timer_at = None, float("inf")
+        try:
+            with self.step() as state:
+                mesh.tick(state)
+        except Exception:
+            log.exception("a tick failed", reference=self.reference())
+
+    def stalled_ms(self) -> int:
+        """How long this process's loop has just stood still."""
+        return int(self._stall.stall_s(self._state.now) * 1000)
+
+    def reference(self) -> str:
+        """A word by which an INTERNAL error is found in the log."""
+        return f"{self._state.rng.getrandbits(32):08x}"
+
+    # ---- effects ----
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case LogLine(level, event, trace_id, fields):
+                _log_line(level, event, trace_id, fields)
+            case EndStream(peer):
+                if isinstance(peer.stream, Stream):
+                    peer.stream.finish(flush=not peer.link.overrun and peer.connected)
+            case RegisterAgents(peer, arrival):
+                self._registry.register(arrival, lambda: self._registered(peer, arrival))
+            case DeregisterAgent():
+                self._registry.deregister(effect)
+            case CreatePin():
+                self._spawn(self._create_pin(effect), "create-pin")
+            case RefreshPin():
+                self._spawn(self._registry.refresh_pin(effect), "refresh-pin")
+
+    @property
+    def _registry(self) -> Registrar:
+        assert self._registrar is not None, "use() comes before the first stream"
+        return self._registrar
+
+    def _registered(self, peer: Peer, arrival: attach.Arrival) -> None:
+        with self.step() as state:
+            attach.registered(state, peer, arrival)
+
+    async def _create_pin(self, effect: CreatePin) -> None:
+        try:
+            agent_id, incarnation, epoch = await self._registry.create_pin(effect)
+        except StoreUnavailable as error:
+            with self.step() as state:
+                sessions.not_pinned(state, effect.lane, str(error))
+            return
+        agent = effect.attachment.agent
+        with self.step() as state:
+            if (agent_id, incarnation) == (agent.agent_id, agent.incarnation) and epoch > effect.replaces_epoch:
+                sessions.pinned(state, effect.lane, effect.attachment, epoch)
+            else:
+                sessions.pinned_elsewhere(state, effect.lane, agent_id, incarnation, epoch)
+
+    def _spawn(self, work: Coroutine[object, object, None], name: str) -> None:
+        task = self._loop.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a task of the node failed", task=task.get_name(), exc_info=error)
+
+    def replaced(self, agent: Agent) -> None:
+        """The registry says that another node's process has taken this agent over."""
+        with self.step() as state:
+            if isinstance(agent.link, Attachment):
+                attach.replaced(state, agent.link, b"")
+
+    # ---- the switchboard ----
+
+    def open_stream(self, who: Identity, peer: str) -> Stream:
+        """See `Switchboard.open_stream`."""
+        return Stream(self, who, peer, self._hello_timeout_s)
+
+    async def invoke(self, envelope: Envelope, who: Identity, deadline_s: float | None) -> Envelope:
+        """See `Switchboard.invoke`."""
+        json_form = envelope.payload.WhichOneof("content") in ("json", "text")
+        items: list[Envelope] = []
+        async with contextlib.aclosing(self._replies(envelope, who, deadline_s, streaming=False)) as replies:
+            size = 0
+            async for reply in replies:
+                if not reply.more and not items:
+                    return _clean(reply)
+                if reply.more or reply.HasField("payload"):
+                    items.append(reply)
+                size += reply.ByteSize()
+                if size > self._state.rules.payload_bytes_max:
+                    raise MeshFailure(_list_too_large(len(items), self._state.rules.payload_bytes_max), reply.trace_id)
+        return _as_list(items, reply, Form.JSON if json_form else Form.BODY)
+
+    async def invoke_stream(
+        self, envelope: Envelope, who: Identity, deadline_s: float | None
+    ) -> AsyncGenerator[Envelope, None]:
+        """See `Switchboard.invoke_stream`."""
+        async with contextlib.aclosing(self._replies(envelope, who, deadline_s, streaming=True)) as replies:
+            async for reply in replies:
+                if reply.more or reply.HasField("payload") or not reply.sequence:
+                    yield _clean(reply)
+
+    async def _replies(
+        self, envelope: Envelope, who: Identity, deadline_s: float | None, *, streaming: bool
+    ) -> AsyncGenerator[Envelope, None]:
+        """Every RESPONSE, the final one last; a `MeshFailure` if that is an error. Closing it cancels the request."""
+        state = self._state
+        _bound(envelope, deadline_s)
+        call = Call(state, streaming=streaming)
+        arrived = call.waiter = asyncio.Event()
+        items = 0
+        entry = b""
+        with self.step():
+            mesh.invoke(state, call, who, envelope)
+        try:
+            while True:
+                while call.replies:
+                    reply = call.replies.popleft()
+                    if reply.HasField("error"):
+                        raise MeshFailure(reply.error, reply.trace_id, items or None)
+                    entry = reply.entry
+                    items += 1
+                    yield reply
+                    if not reply.more:
+                        return
+                if streaming and items and not items % 16:
+                    with self.step():
+                        settle.grant(state, call, entry, items + limits.STREAM_CREDIT_INITIAL)
+                arrived.clear()
+                await arrived.wait()
+        finally:
+            if not call.done:
+                with self.step():
+                    mesh.hang_up(state, call, who)
+
+    async def publish(self, envelope: Envelope, who: Identity, deadline_s: float | None) -> PublishReply:
+        """See `Switchboard.publish`."""
+        state = self._state
+        call = Call(state, streaming=False)
+        arrived = call.waiter = asyncio.Event()
+        if deadline_s is not None and not envelope.timeout_ms and deadline_s < state.rules.publish_timeout_s:
+            envelope.timeout_ms = max(limits.TIMEOUT_MS_MIN, int((deadline_s - _RPC_MARGIN_S) * 1000))
+        with self.step():
+            mesh.publish(state, call, who, envelope)
+        while not call.replies:
+            await arrived.wait()
+        reply = call.replies.popleft()
+        if reply.HasField("error"):
+            raise MeshFailure(reply.error, reply.trace_id)
+        return events.counts_of(reply)
+
+    # ---- ending ----
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no new requests, let what runs end, then say goodbye to every link."""
+        with self.step() as state:
+            state.draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._settled.wait()
+        with self.step() as state:
+            for peer in list(state.peers.values()):
+                attach.farewell(state, peer, Goodbye.SHUTDOWN, f"node {state.rules.node_id} is leaving")
+
+    async def close(self) -> None:
+        """Stop the timers and tasks."""
+        self._stall.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _log_line(level: str, event: str, trace_id: str, fields: dict[str, object]) -> None:
+    write: Callable[..., object] = getattr(log, level)
+    if trace_id:
+        write(event, trace_id=trace_id, **fields)
+    else:
+        write(event, **fields)
+
+
+def _bound(envelope: Envelope, deadline_s: float | None) -> None:
+    """Let the RPC's own deadline bound the request's time."""
+    if deadline_s is None or not (envelope.timeout_ms or envelope.profile in range(1, 6)):
+        return
+    left_ms = max(limits.TIMEOUT_MS_MIN, int((deadline_s - min(_RPC_MARGIN_S, deadline_s / 10)) * 1000))
+    if left_ms < whole_timeout_ms(envelope.timeout_ms, envelope.profile):
+        envelope.timeout_ms = left_ms
+
+
+def _clean(reply: Envelope) -> Envelope:
+    reply.ClearField("entry")
+    reply.ClearField("attempt")
+    return reply
+
+
+def _as_list(items: list[Envelope], last: Envelope, form: Form) -> Envelope:
+    """A streamed reply as one: its items as a JSON list."""
+    try:
+        values = [decode(item.payload) for item in items]
+        if any(isinstance(value, bytes) for value in values):
+            raise PayloadError("an item is bytes, which a JSON list cannot hold")
+        last.payload.CopyFrom(encode(values, form))
+    except PayloadError as error:
+        raise MeshFailure(
+            failure(codes.REJECTED, f"the agent streams its reply and {error}; use InvokeStream"), last.trace_id
+        ) from error
+    last.ClearField("sequence")
+    last.ClearField("more")
+    return _clean(last)
+
+
+def _list_too_large(items: int, bound: int) -> codes.Error:
+    return failure(
+        codes.PAYLOAD_TOO_LARGE,
+        f"the agent streams its reply; after {items} items it is larger than {bound} bytes; use InvokeStream",
+        may_have_executed=True,
+        details={"items": str(items)},
+    )

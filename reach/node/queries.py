@@ -1,0 +1,228 @@
+"""What the node answers about itself: explain, traces, agents, capabilities, sessions, nodes. It changes nothing."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from agentreach.v1 import admin_pb2 as admin
+from agentreach.v1 import error_pb2 as codes
+from agentreach.v1 import registry_pb2 as registry
+from agentreach.v1.envelope_pb2 import Envelope
+from agentreach.wire.checks import request_fault, target_fault
+from agentreach.wire.errors import failure
+from agentreach.wire.names import normalise_env
+from reach.core.agents import FULL
+from reach.core.explain import explain
+from reach.core.ports import Identity, MeshFailure
+from reach.core.state import State
+from reach.core.trace import to_proto
+
+PAGE_SIZE = 1_000
+SESSIONS_MAX = 1_000
+
+
+class Queries:
+    """The read-only half of the switchboard."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self.node = admin.NodeRecord(node_id=state.rules.node_id)
+        self.registry_name = "memory"
+        self.registry_age: Callable[[], float] = lambda: 0.0
+        self.registry_grace_s = 60.0
+        self.started_at = state.now
+
+    @property
+    def state(self) -> State:
+        """For the composition root, metrics and tests."""
+        return self._state
+
+    # ---- readiness ----
+
+    @property
+    def ready(self) -> bool:
+        """See `Switchboard.ready`."""
+        return not self.unready_reason
+
+    @property
+    def unready_reason(self) -> str:
+        """See `Switchboard.unready_reason`."""
+        if self._state.draining:
+            return "draining: this node is leaving"
+        age_s = self.registry_age()
+        if age_s > self.registry_grace_s:
+            return f"the registry has not answered for {age_s:.0f} s"
+        return ""
+
+    # ---- registry ----
+
+    def resolve(self, request: registry.ResolveRequest, who: Identity) -> registry.ResolveReply:
+        """The agents that match a target and can be given work now."""
+        fault = target_fault(request.target, request.env)
+        if fault is not None:
+            raise MeshFailure(fault)
+        pool = self._state.directory.pool_for(request.target, who.tenant, normalise_env(request.env))
+        found = [agent for tier in pool.tiers[: FULL + 1] for agent in tier.agents]
+        found.sort(key=lambda agent: agent.agent_id)
+        return registry.ResolveReply(
+            agents=[agent.to_record() for agent in found[:PAGE_SIZE]], revision=self._revision(), age_ms=self._age_ms()
+        )
+
+    def get_agent(self, request: registry.GetAgentRequest, who: Identity) -> registry.AgentRecord:
+        """One agent's record."""
+        agent = self._state.directory.get(who.tenant, normalise_env(request.env), request.agent_id)
+        if agent is None:
+            env = normalise_env(request.env)
+            raise MeshFailure(failure(codes.NO_ROUTE, f"no agent {request.agent_id[:200]} in env {env[:100]}"))
+        return agent.to_record()
+
+    def list_agents(self, request: registry.ListAgentsRequest, who: Identity) -> registry.ListAgentsReply:
+        """A page of agents; an empty request shows every env and status."""
+        fault = target_fault(request.target, request.env)
+        if fault is not None:
+            raise MeshFailure(fault)
+        size = min(request.page_size or PAGE_SIZE, PAGE_SIZE)
+        found = self._state.directory.listing(
+            who.tenant,
+            env=request.env,
+            status=int(request.status),
+            target=request.target,
+            after=_token_read(request.page_token),
+            limit=size + 1,
+        )
+        page = found[:size]
+        return registry.ListAgentsReply(
+            agents=[agent.to_record() for agent in page],
+            next_page_token=_token((page[-1].env, page[-1].agent_id)) if len(found) > size else "",
+            revision=self._revision(),
+            age_ms=self._age_ms(),
+        )
+
+    def list_capabilities(
+        self, request: registry.ListCapabilitiesRequest, who: Identity
+    ) -> registry.ListCapabilitiesReply:
+        """The inventory."""
+        return registry.ListCapabilitiesReply(
+            capabilities=[
+                registry.Capability(name=each.name, aliases=each.aliases, agents=each.agents)
+                for each in self._state.directory.capabilities(who.tenant, request.env)
+            ]
+        )
+
+    # ---- admin ----
+
+    def explain(self, envelope: Envelope, who: Identity) -> admin.ExplainReply:
+        """Each candidate with the stage that removed it, and the choice; nothing is sent."""
+        if not envelope.timeout_ms and not envelope.profile:
+            envelope.timeout_ms = 1_000
+        fault = request_fault(envelope, self._state.rules.payload_bytes_max)
+        if fault is not None:
+            raise MeshFailure(fault, envelope.trace_id)
+        state = self._state
+        env = normalise_env(envelope.env)
+        pin = self._pin(envelope, who.tenant, env)
+        found = explain(
+            state.directory,
+            envelope.target,
+            who.tenant,
+            env,
+            policy=int(envelope.target.policy),
+            pin=pin,
+            now=state.now,
+            rng=state.rng,
+            hash_key=envelope.target.hash_key or envelope.session_id,
+            warm_up_s=state.rules.warm_up_s,
+        )
+        return found.to_reply(self._age_ms())
+
+    def _pin(self, envelope: Envelope, tenant: str, env: str) -> str | None:
+        if not envelope.session_id:
+            return None
+        target = envelope.target
+        wanted = target.agent_type.lower() or target.agent_id.partition("/")[0].lower()
+        for (lane_tenant, lane_env, agent_type, session_id), lane in self._state.lanes.items():
+            same = (lane_tenant, lane_env, session_id) == (tenant, env, envelope.session_id)
+            if same and wanted in ("", agent_type) and lane.owner is not None:
+                return lane.owner.agent.agent_id
+        return None
+
+    def get_trace(self, trace_id: str, who: Identity) -> admin.GetTraceReply:
+        """The stages of every message of a trace."""
+        found = [traced for traced in self._state.traces.find(trace_id) if traced.tenant in ("", who.tenant)]
+        return to_proto(found, self._state.rules.node_id)
+
+    def get_node(self) -> admin.GetNodeReply:
+        """This node in numbers."""
+        state = self._state
+        return admin.GetNodeReply(
+            node=self.node,
+            links=len(state.peers),
+            agents=len(state.directory),
+            requests_in_flight=state.unsettled,
+            queued=sum(len(lane.waiting) for lane in state.lanes.values()),
+            registry=self.registry_name,
+            registry_age_ms=self._age_ms(),
+            draining=state.draining,
+            uptime_s=state.now - self.started_at,
+            revision=self._revision(),
+        )
+
+    def list_nodes(self) -> admin.ListNodesReply:
+        """The nodes of the mesh: this one."""
+        return admin.ListNodesReply(nodes=[self.node])
+
+    def list_sessions(self, request: admin.ListSessionsRequest, who: Identity) -> admin.ListSessionsReply:
+        """Sessions with an owner, longest idle last."""
+        state = self._state
+        agent_type = request.agent_type.lower()
+        lanes = [
+            lane
+            for lane in state.lanes.values()
+            if lane.owner is not None
+            and lane.key[0] == who.tenant
+            and (not agent_type or lane.key[2] == agent_type)
+            and (not request.agent_id or lane.owner_id[0] == request.agent_id)
+        ]
+        lanes.sort(key=lambda lane: -lane.used_at)
+        return admin.ListSessionsReply(
+            sessions=[
+                admin.SessionInfo(
+                    session_id=lane.key[3],
+                    agent_id=lane.owner_id[0],
+                    epoch=lane.epoch,
+                    idle_s=round(state.now - lane.used_at, 3),
+                )
+                for lane in lanes[: min(request.limit or SESSIONS_MAX, SESSIONS_MAX)]
+            ]
+        )
+
+    def _revision(self) -> int:
+        return self._state.directory.revision
+
+    def _age_ms(self) -> int:
+        return int(self.registry_age() * 1000)
+
+
+def _token(after: tuple[str, str]) -> str:
+    return base64.urlsafe_b64encode("\0".join(after).encode()).decode()
+
+
+def _token_read(token: str) -> tuple[str, str]:
+    if not token:
+        return "", ""
+    try:
+        env, _, agent_id = (
+            base64.b64decode(token.encode("ascii"), altchars=b"-_", validate=True).decode().partition("\0")
+        )
+    except (ValueError, binascii.Error):
+        raise MeshFailure(failure(codes.INVALID_ENVELOPE, "page_token is not one that this node gave")) from None
+    return env, agent_id
+
+
+def stamp(unix: float) -> Timestamp:
+    """A time of the wall clock as Timestamp."""
+    return Timestamp(seconds=int(unix), nanos=int(unix % 1 * 1e9))

@@ -1,0 +1,162 @@
+"""The node's end of one Connect stream: bytes to frames, frames to the core, and the core's answers back."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+from google.protobuf.message import DecodeError
+
+from agentreach.aio.outlet import Outlet
+from agentreach.v1.frame_pb2 import Frame, Goodbye, Hello, Signal
+from agentreach.wire import limits
+from agentreach.wire.link import LinkError
+from reach.core import attach, mesh
+
+if TYPE_CHECKING:
+    from reach.core.peers import Peer
+    from reach.core.ports import Identity
+    from reach.node.engine import Engine
+
+log = structlog.get_logger("reach.link")
+
+
+class Stream:
+    """A `NodeStream`. Before hello it has no link; after it was superseded, or has ended, it does nothing more."""
+
+    def __init__(self, engine: Engine, who: Identity, address: str, hello_timeout_s: float) -> None:
+        self._engine = engine
+        self._who = who
+        self._address = address
+        self._peer: Peer | None = None
+        self._outlet: Outlet | None = None
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._last_words: bytes | None = None
+        self._over = False
+        self._hello_timer: asyncio.TimerHandle | None = asyncio.get_running_loop().call_later(
+            hello_timeout_s, self._refuse, f"no hello within {hello_timeout_s:g} s"
+        )
+
+    # ---- from the transport ----
+
+    def received(self, data: bytes) -> None:
+        """See `NodeStream.received`."""
+        if self._over:
+            return
+        try:
+            frame = Frame.FromString(data)
+        except DecodeError:
+            self._broken("bytes that are not a Frame")
+            return
+        if self._peer is None:
+            self._first(frame)
+        else:
+            self._next(self._peer, frame)
+
+    def ended(self) -> None:
+        """See `NodeStream.ended`."""
+        self._stop_waiting()
+        peer = self._peer
+        if not self._over:
+            self._over = True
+            if peer is not None and peer.stream is self:
+                with self._engine.step() as state:
+                    attach.cut(state, peer)
+        if self._outlet is not None:
+            self._outlet.abandon()
+
+    async def next_frame(self) -> bytes | None:
+        """See `NodeStream.next_frame`."""
+        if self._outlet is None:
+            await asyncio.shield(self._opened)
+        if self._outlet is not None:
+            return await self._outlet.next_frame()
+        words, self._last_words = self._last_words, None
+        return words
+
+    # ---- from the engine ----
+
+    def wake(self) -> None:
+        """The link has something to say."""
+        if self._outlet is not None:
+            self._outlet.wake()
+
+    def finish(self, *, flush: bool) -> None:
+        """Say what is left to say, then end."""
+        self._over = True
+        if self._outlet is not None:
+            self._outlet.close(flush=flush)
+
+    def supersede(self) -> None:
+        """A newer stream carries the link."""
+        self._over = True
+        if self._outlet is not None:
+            self._outlet.abandon()
+
+    # ---- inside ----
+
+    def _first(self, frame: Frame) -> None:
+        hello = next((signal.hello for signal in frame.signals if signal.HasField("hello")), None)
+        if hello is None:
+            self._refuse("the first frame must hold hello")
+        elif hello.protocol_version > limits.PROTOCOL_VERSION:
+            self._refuse(f"protocol version {hello.protocol_version} is newer than this node's")
+        else:
+            self._open(hello)
+
+    def _open(self, hello: Hello) -> None:
+        if self._hello_timer is not None:
+            self._hello_timer.cancel()
+            self._hello_timer = None
+        with self._engine.step() as state:
+            peer = attach.hello(state, self._who, hello)
+            if peer is None:
+                self._refuse("this node carries as many links as it may; try another node, or later")
+                return
+            former = peer.stream
+            if isinstance(former, Stream):
+                former.supersede()
+            peer.stream = self
+            self._peer = peer
+            self._outlet = Outlet(peer.link)
+        self._stop_waiting()
+
+    def _next(self, peer: Peer, frame: Frame) -> None:
+        engine = self._engine
+        try:
+            with engine.step() as state:
+                mesh.frame(state, peer, frame, engine.stalled_ms())
+        except LinkError as error:
+            self._broken(str(error))
+        except Exception:
+            reference = engine.reference()
+            log.exception("a frame could not be handled", link=peer.link_id, reference=reference)
+            self._broken(f"internal error, reference {reference} in the node's log")
+        else:
+            if self._outlet is not None:
+                self._outlet.received()
+
+    def _broken(self, why: str) -> None:
+        """The peer (or we) made a mistake that the link cannot go on from; it ends, and no other does."""
+        if self._peer is None:
+            self._refuse(why)
+            return
+        log.warning("link broken", link=self._peer.link_id, peer=self._address, why=why)
+        with self._engine.step() as state:
+            attach.farewell(state, self._peer, Goodbye.PROTOCOL_ERROR, why)
+
+    def _refuse(self, why: str) -> None:
+        """End a stream that never became a link."""
+        self._over = True
+        log.info("stream refused", peer=self._address, why=why)
+        goodbye = Signal(goodbye=Goodbye(code=Goodbye.PROTOCOL_ERROR, reason=why))
+        self._last_words = Frame(signals=[goodbye]).SerializeToString()
+        self._stop_waiting()
+
+    def _stop_waiting(self) -> None:
+        if self._hello_timer is not None:
+            self._hello_timer.cancel()
+            self._hello_timer = None
+        if not self._opened.done():
+            self._opened.set_result(None)
