@@ -1,0 +1,122 @@
+"""Asking a node about itself: unary calls of RegistryService and AdminService for the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+from google.rpc.status_pb2 import Status
+
+from agentreach.aio.options import CLIENT_OPTIONS
+from agentreach.v1 import admin_pb2 as admin
+from agentreach.v1 import registry_pb2 as registry
+from agentreach.v1.envelope_pb2 import Envelope
+from agentreach.v1.error_pb2 import INTERNAL, Error
+from agentreach.wire import errors
+from reach.core.ports import MeshFailure
+
+M = TypeVar("M", bound=Message)
+
+_DETAILS_KEY = "grpc-status-details-bin"
+_LISTED_MAX = 100_000  # agents shown to a person at most; a mesh of more is asked with a filter
+
+
+class NodeUnreached(Exception):
+    """No node answered at any of the addresses; the text is one line that says what to do."""
+
+
+class AdminClient:
+    """Calls to the first of `addresses` (HOST:PORT) that answers. Use it as an async context manager.
+
+    Every call raises `MeshFailure` for what the node answered, `NodeUnreached` if none did within `limit_s`.
+    """
+
+    def __init__(self, addresses: Sequence[str], *, limit_s: float = 5.0) -> None:
+        self._addresses = list(addresses)
+        self._limit_s = limit_s
+        self._channel: grpc.aio.Channel | None = None
+        self._at = 0
+
+    async def __aenter__(self) -> AdminClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._channel is not None:
+            await self._channel.close()
+
+    async def list_agents(self, request: registry.ListAgentsRequest) -> list[registry.AgentRecord]:
+        """Every page of ListAgents."""
+        found: list[registry.AgentRecord] = []
+        while len(found) < _LISTED_MAX:
+            page = await self._call("RegistryService/ListAgents", request, registry.ListAgentsReply)
+            found.extend(page.agents)
+            if not page.next_page_token:
+                break
+            request.page_token = page.next_page_token
+        return found
+
+    async def list_capabilities(self, env: str = "") -> registry.ListCapabilitiesReply:
+        """The inventory."""
+        request = registry.ListCapabilitiesRequest(env=env)
+        return await self._call("RegistryService/ListCapabilities", request, registry.ListCapabilitiesReply)
+
+    async def explain(self, envelope: Envelope) -> admin.ExplainReply:
+        """Who would get this message, and why not the others."""
+        return await self._call("AdminService/Explain", envelope, admin.ExplainReply)
+
+    async def get_trace(self, trace_id: str) -> admin.GetTraceReply:
+        """The stages of every message of a trace."""
+        request = admin.GetTraceRequest(trace_id=trace_id)
+        return await self._call("AdminService/GetTrace", request, admin.GetTraceReply)
+
+    async def get_node(self) -> admin.GetNodeReply:
+        """The node that answers."""
+        return await self._call("AdminService/GetNode", admin.GetNodeRequest(), admin.GetNodeReply)
+
+    async def _call(self, method: str, request: Message, reply_type: type[M]) -> M:
+        while True:
+            if self._channel is None:
+                self._channel = grpc.aio.insecure_channel(self._addresses[self._at], options=CLIENT_OPTIONS)
+            call = self._channel.unary_unary(
+                f"/agentreach.v1.{method}",
+                request_serializer=type(request).SerializeToString,
+                response_deserializer=reply_type.FromString,
+            )
+            try:
+                return await call(request, timeout=self._limit_s)
+            except grpc.aio.AioRpcError as error:
+                told = _told(error)
+                if told is not None:
+                    raise told from error
+                await self._give_up_address()
+
+    async def _give_up_address(self) -> None:
+        if self._channel is not None:
+            await self._channel.close()
+            self._channel = None
+        self._at += 1
+        if self._at >= len(self._addresses):
+            self._at = 0
+            where = ", ".join(self._addresses)
+            raise NodeUnreached(f"no node answers at {where}; start one with: reach serve")
+
+
+def _told(error: grpc.aio.AioRpcError) -> MeshFailure | None:
+    """What a node said, or None if nobody there said anything."""
+    for key, value in error.trailing_metadata() or ():
+        if key == _DETAILS_KEY and isinstance(value, bytes):
+            try:
+                told = errors.from_status(Status.FromString(value))
+            except DecodeError:
+                continue
+            if told is not None:
+                return MeshFailure(told)
+    if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+        return None
+    text = f"the server there is no Agent-Reach node of this version ({error.code().name}: {error.details()})"
+    return MeshFailure(Error(code=INTERNAL, message=text))

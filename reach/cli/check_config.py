@@ -1,0 +1,52 @@
+"""`reach check-config`: what a node would run with, or why it would not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from reach.cli.output import as_json, print_json, print_table
+from reach.cli.settings_options import load_or_end, node_settings
+
+
+@click.command("check-config")
+@as_json
+@node_settings
+def check_config(file: Path | None, json_wanted: bool, **flags: Any) -> None:
+    """Read all sources of configuration and show what a node would run with. Exit code 2 if it cannot be used.
+
+    \b
+    Examples:
+      reach check-config --config reach.toml
+      REACH_LANE_MAX=50 reach check-config --json
+    """
+    config = load_or_end(file, flags)
+    from reach.node.config import describe
+
+    shown: dict[str, Any] = {}
+    for setting in describe():
+        value = getattr(config, setting.name)
+        if setting.secret and value:
+            value = "(secret)"
+        shown[setting.name] = dict(value) if setting.kind is dict else value
+    if json_wanted:
+        print_json(shown)
+        return
+    rows = []
+    for setting in describe():
+        value = shown[setting.name]
+        changed = "" if value == setting.default or setting.name == "node_id" else f"default {_plain(setting.default)}"
+        rows.append((setting.name, _plain(value), setting.unit, changed, setting.meaning))
+    print_table(("SETTING", "VALUE", "UNIT", "CHANGED", "MEANING"), rows)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={other}" for name, other in value.items()) or "–"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value) or "–"

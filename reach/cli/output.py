@@ -1,0 +1,68 @@
+"""What commands print: tables and colours on a terminal, plain wide text into a pipe, JSON when asked."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+    from rich.console import Console
+
+_PIPE_WIDTH = 400  # nothing is cut or wrapped for a reader that is a program
+
+as_json = click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of a table.")
+
+
+def console() -> Console:
+    """Standard output. Markup is off: what agents send is shown as it is."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else _PIPE_WIDTH
+    return Console(width=width, highlight=False, markup=False, emoji=False)
+
+
+def print_json(value: Any) -> None:
+    """One JSON value, readable, with what letters it has."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def message_as_dict(message: Message) -> dict[str, Any]:
+    """A message as the JSON that grpcurl shows, with defaults written out so that 0 and false are seen."""
+    from google.protobuf.json_format import MessageToDict
+
+    return MessageToDict(message, always_print_fields_with_no_presence=True)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Rows under columns; a cell is text or rich text."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=False)
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+    console().print(table)
+
+
+def note(text: str) -> None:
+    """A remark for the person, beside the result: on standard error."""
+    click.echo(click.style(text, dim=True), err=True)
+
+
+def duration(seconds: float) -> str:
+    """A time as people read it: 0.4 ms, 12 ms, 1.25 s, 2 min 3 s."""
+    if seconds < 0.01:
+        return f"{seconds * 1e3:.1f} ms"
+    if seconds < 1:
+        return f"{seconds * 1e3:.0f} ms"
+    if seconds < 100:
+        return f"{seconds:.2f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s"
