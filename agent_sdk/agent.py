@@ -1,0 +1,265 @@
+"""An agent: a function made reachable.
+
+from agent_sdk import Agent, Context
+
+agent = Agent("extractor", capabilities=["ner"], version="2.1.0")
+
+@agent.handler
+async def extract(request: dict, ctx: Context) -> dict:
+    return {"entities": [word for word in request["text"].split() if word.istitle()]}
+
+agent.run()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, TypeVar
+
+from agent_sdk import connection
+from agent_sdk.client import Mesh
+from agent_sdk.handlers import Handler
+from agent_sdk.host import POOL_THREADS, Host
+from agent_sdk.identity import incarnation, instance
+from agent_sdk.link import MeshLink
+from agent_sdk.settings import Access, Tls, access
+from agentreach.aio.transport import Transport
+from agentreach.v1 import envelope_pb2 as pb
+from agentreach.v1.registry_pb2 import AgentRecord
+from agentreach.wire import names
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DRAIN_TIMEOUT_S = 55.0
+
+
+class Agent:
+    """One instance of an agent type.
+
+    `name_or_type`: `"extractor"` (an instance is made for this process) or `"extractor/fixed"`; a fixed instance is
+    taken over by whoever registers it next, so prefer the former. `capabilities`, `version`, `labels` are what it is
+    found by. `max_concurrency` requests run at once (0: any number); `session_concurrency` of one session.
+    `reentrant` lets a call that comes back to this agent within its own call tree use the slot it already holds.
+    `weight` (default 100) is its share of the traffic. `url`, `api_key`, `tls` default to the environment
+    (`REACH_URL` …). `own_link` gives it a connection of its own.
+    """
+
+    def __init__(
+        self,
+        name_or_type: str,
+        *,
+        capabilities: Sequence[str] = (),
+        version: str = "",
+        labels: Mapping[str, str] | None = None,
+        weight: int = 100,
+        priority: int = 0,
+        max_concurrency: int = 0,
+        session_concurrency: int = 1,
+        reentrant: bool = False,
+        env: str = "",
+        description: str = "",
+        url: str | None = None,
+        api_key: str | None = None,
+        tls: Tls | None = None,
+        drain_timeout: float = DRAIN_TIMEOUT_S,
+        own_link: bool = False,
+        transport: Transport | None = None,
+    ) -> None:
+        agent_type, slash, own = name_or_type.partition("/")
+        fault = names.agent_type_fault(agent_type) or (names.agent_id_fault(name_or_type) if slash else None)
+        if fault is not None:
+            raise ValueError(f"agent {name_or_type!r}: {fault}")
+        if isinstance(capabilities, str):
+            raise TypeError("capabilities is a list of names, not one text")
+        for what, number in (("max_concurrency", max_concurrency), ("weight", weight)):
+            if number < 0:
+                raise ValueError(f"{what} must not be negative, got {number}")
+        if session_concurrency < 1:
+            raise ValueError(f"session_concurrency must be at least 1, got {session_concurrency}")
+        self._instance = own
+        self._record = AgentRecord(
+            agent_type=agent_type,
+            env=env,
+            version=version,
+            labels=labels or {},
+            weight=weight,
+            priority=priority,
+            max_concurrency=max_concurrency,
+            session_concurrency=session_concurrency,
+            reentrant=reentrant,
+            description=description,
+        )
+        self._capabilities = [_name("capability", capability) for capability in capabilities]
+        self._url, self._api_key, self._tls = url, api_key, tls
+        self._drain_timeout_s = drain_timeout
+        self._own_link = own_link
+        self._transport = transport
+        self._default: Handler | None = None
+        self._by_capability: dict[str, Handler] = {}
+        self._by_topic: dict[str, Handler] = {}
+        self._host: Host | None = None
+        self._lease: connection.Lease | None = None
+        self._shares_lease = False
+        self._mesh = Mesh(self._link, env, self.agent_id)
+
+    # ---- handlers ----
+
+    def handler(self, fn: F) -> F:
+        """Decorator: the function that answers requests which no `.on` takes."""
+        self._default = Handler(fn)
+        return fn
+
+    def on(self, capability: str) -> Callable[[F], F]:
+        """Decorator: the function that answers requests for a capability, which it also declares."""
+        name = _name("capability", capability)
+
+        def declare(fn: F) -> F:
+            self._by_capability[names.normalise_capability(name)] = Handler(fn)
+            if name not in self._capabilities:
+                self._capabilities.append(name)
+            return fn
+
+        return declare
+
+    def on_event(self, topic: str) -> Callable[[F], F]:
+        """Decorator: the function that gets the events of a topic, one publisher's one after another."""
+        if not names.is_topic(topic):
+            raise ValueError(f"{names.shown(topic)} is not a topic")
+
+        def declare(fn: F) -> F:
+            self._by_topic[topic] = Handler(fn)
+            return fn
+
+        return declare
+
+    def _pick(self, envelope: pb.Envelope) -> Handler | None:
+        if self._by_capability:
+            for capability in envelope.target.capabilities:
+                found = self._by_capability.get(names.normalise_capability(capability))
+                if found is not None:
+                    return found
+        return self._default
+
+    # ---- facts ----
+
+    @property
+    def agent_id(self) -> str:
+        """`agent_type/instance`, the same over every reconnect of this process."""
+        return f"{self._record.agent_type}/{self._instance or instance()}"
+
+    @property
+    def mesh(self) -> Mesh:
+        """Sends as this agent; usable while the agent is attached."""
+        return self._mesh
+
+    def _link(self) -> MeshLink:
+        if self._lease is None:
+            raise RuntimeError(f"{self.agent_id} is not attached: use it inside `async with agent` or while it serves")
+        return self._lease.link
+
+    def _access(self) -> Access:
+        return access(self._url, self._api_key, self._tls)
+
+    # ---- life ----
+
+    async def __aenter__(self) -> Agent:
+        await self.start(wait_s=5.0)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.drain()
+
+    async def start(self, wait_s: float | None = None, lease: connection.Lease | None = None) -> None:
+        """Attach to the mesh and return when registered. `wait_s` bounds the wait for a node (None: for ever).
+
+        Raises `ConnectFailed`, or what the node refused the agent with. `lease` is a link to share.
+        """
+        if self._host is not None:
+            raise RuntimeError(f"{self.agent_id} is attached already")
+        self._shares_lease = lease is not None
+        self._lease = lease or connection.take(
+            self._access(), env=self._record.env, own_link=self._own_link, transport=self._transport
+        )
+        link = self._lease.link
+        host = self._host = self._make_host(link)
+        try:
+            link.attach(host)
+            for topic, handler in self._by_topic.items():
+                key = (host.agent_id, names.normalise_env(host.env), topic)
+                link.topics.add(key, _taker(host, handler))
+            await link.connected(wait_s)
+            await host.ready.wait()
+            if host.failure is not None:
+                raise host.failure
+        except BaseException:
+            await self._leave()
+            raise
+
+    def _make_host(self, link: MeshLink) -> Host:
+        record = AgentRecord()
+        record.CopyFrom(self._record)
+        record.agent_id = self.agent_id
+        record.incarnation = incarnation()
+        record.capabilities.extend(self._capabilities)
+        host = Host(link, record, self._pick)
+        host.mesh = self._mesh
+        handlers = [self._default, *self._by_capability.values(), *self._by_topic.values()]
+        if any(handler is not None and handler.sync for handler in handlers):
+            host.pool = ThreadPoolExecutor(record.max_concurrency or POOL_THREADS, "agent_sdk handler")
+        return host
+
+    async def drain(self) -> None:
+        """Take no new work, finish what is under way, leave the mesh. Bounded by `drain_timeout` and a few seconds."""
+        host = self._host
+        if host is not None:
+            if not host.gone.is_set():
+                await host.drain(self._drain_timeout_s)
+            await self._leave()
+
+    async def _leave(self) -> None:
+        host, lease = self._host, self._lease
+        self._host = self._lease = None
+        if host is not None:
+            host.close()
+            if lease is not None:
+                lease.link.detach(host, "left")
+                lease.link.topics.remove_agent(host.agent_id)
+        if lease is not None and not self._shares_lease:
+            await connection.release(lease)
+
+    async def ended(self) -> None:
+        """Wait until the agent is no longer attached; raises `AgentReplaced`, or what else ended it against our will."""
+        host = self._host
+        if host is not None:
+            await host.gone.wait()
+            if host.failure is not None:
+                raise host.failure
+
+    async def serve(self) -> None:
+        """Attach, and serve until drained or cancelled. Waits for a node for ever; raises what ends it for good."""
+        from agent_sdk.serving import serve
+
+        await serve(self)
+
+    def run(self) -> None:
+        """Serve until SIGTERM or Ctrl-C, which finish what is under way; a second one exits at once.
+
+        Exits with code 4 if another process registers as this agent, with 2 if the node refuses it.
+        """
+        from agent_sdk.serving import run
+
+        run(self)
+
+
+def _name(what: str, text: str) -> str:
+    if not names.is_name(text):
+        raise ValueError(f"{what} {names.shown(text)} is not a name: {names.NAME_RULE}")
+    return text
+
+
+def _taker(host: Host, handler: Handler) -> Callable[[pb.Envelope], None]:
+    return lambda envelope: host.take_event(envelope, handler)

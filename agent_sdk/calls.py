@@ -1,0 +1,377 @@
+"""Requests that wait for their answers: one entry per message_id, however many wait for it.
+
+A call ends exactly once: by its RESPONSE, by its own guard shortly after the deadline, by cancellation, or with the
+link. When the node has forgotten the link, what is pending is sent again under its message_id, in its old order, with
+the time that is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from agent_sdk.errors import IdempotencyConflict, Internal, ReachError, Timeout, from_proto
+from agent_sdk.messages import Reply
+from agent_sdk.outgoing import NOT_FRESH, TIMEOUT_MS
+from agentreach.aio.clock import boot_time
+from agentreach.policy.wheel import TimerWheel, Token
+from agentreach.v1 import envelope_pb2 as pb
+from agentreach.v1 import frame_pb2 as frames
+from agentreach.wire import payload as payloads
+from agentreach.wire.limits import STREAM_CREDIT_INITIAL, TIMEOUT_MS_MIN
+from agentreach.wire.link import Item, varint
+
+if TYPE_CHECKING:
+    from agent_sdk.link import MeshLink
+
+GRACE_S = 0.25
+"""The node answers at the deadline; this much later the SDK does it itself, so that nobody waits for a dead node."""
+
+_TICK_S = 0.0625
+_BUFFERED_ITEMS_MAX = 4 * STREAM_CREDIT_INITIAL  # a node that ignores credits loses the stream, not our memory
+
+
+class Call:
+    """One message_id under way."""
+
+    __slots__ = (
+        "collected",
+        "content",
+        "data",
+        "deadline",
+        "entry",
+        "error",
+        "expected",
+        "future",
+        "granted",
+        "item",
+        "joined",
+        "message_id",
+        "priority",
+        "reader",
+        "session",
+        "target",
+        "token",
+        "trace_id",
+    )
+
+    def __init__(
+        self, message_id: str, trace_id: str, data: bytes, deadline: float, target: str, future: asyncio.Future[Reply]
+    ) -> None:
+        self.message_id = message_id
+        self.trace_id = trace_id
+        self.data = data
+        self.deadline = deadline
+        self.target = target
+        self.future = future
+        self.item: Item | None = None
+        self.token: Token | None = None
+        self.priority = 1
+        self.content: tuple[bytes, bytes] | None = None
+        """Target and payload, kept where the application chose the id."""
+        self.joined: list[Joiner] | None = None
+        self.collected: list[Any] | None = None
+        """Items of a streamed reply that a plain request gathers."""
+        self.expected = 0
+        self.granted = STREAM_CREDIT_INITIAL
+        self.entry = b""
+        self.reader: StreamReader | None = None
+        self.session: tuple[bytes, str] | None = None
+
+    @property
+    def may_have_executed(self) -> bool:
+        """True once the request was given to the transport."""
+        item = self.item
+        return item is not None and (item.seq != 0 or item.accepted or item.doubtful)
+
+
+class Joiner:
+    """Another waiter for a call of the same message_id, with a deadline of its own."""
+
+    __slots__ = ("deadline", "future")
+
+    def __init__(self, deadline: float, future: asyncio.Future[Reply]) -> None:
+        self.deadline = deadline
+        self.future = future
+
+
+class StreamReader:
+    """The receiving half of a streamed reply. The table holds this, never the iterator its user holds."""
+
+    __slots__ = ("ended", "error", "items", "last", "waiter")
+
+    def __init__(self) -> None:
+        self.items: deque[Any] = deque()
+        self.waiter: asyncio.Future[None] | None = None
+        self.ended = False
+        self.error: ReachError | None = None
+        self.last: pb.Envelope | None = None
+
+    def wake(self) -> None:
+        """Something came, or the stream ended."""
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+    def end(self, error: ReachError | None) -> None:
+        """No more items; `error` if that is not how it should end."""
+        self.ended, self.error = True, error
+        self.wake()
+
+
+class Calls:
+    """The pending calls of one link."""
+
+    def __init__(self, owner: MeshLink) -> None:
+        self._owner = owner
+        self._calls: dict[str, Call] = {}
+        self._wheel: TimerWheel[Call] = TimerWheel(_TICK_S)
+        self.epochs: dict[tuple[bytes, str], int] = {}
+        """The last epoch seen of each session."""
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def find(self, message_id: str) -> Call | None:
+        """The call under way with this id, if there is one."""
+        return self._calls.get(message_id)
+
+    def begin(self, call: Call) -> None:
+        """Send a call and wait for its answer until shortly after its deadline."""
+        owner = self._owner
+        self._calls[call.message_id] = call
+        call.token = self._wheel.schedule(call, call.deadline + GRACE_S)
+        call.item = owner.send(call.data, call.priority)
+        if owner._ticker is None:
+            owner.tick_on()
+
+    def join(self, call: Call, content: tuple[bytes, bytes], deadline: float) -> Joiner:
+        """Wait for a call that is under way. Raises `IdempotencyConflict` if it is about something else."""
+        if call.content != content or call.reader is not None:
+            raise IdempotencyConflict(
+                f"message_id {call.message_id!r} is under way in this process with other content",
+                trace_id=call.trace_id,
+            )
+        joiner = Joiner(deadline, self._owner.loop.create_future())
+        if call.joined is None:
+            call.joined = []
+        call.joined.append(joiner)
+        return joiner
+
+    # ---- answers ----
+
+    def on_response(self, envelope: pb.Envelope, now: float) -> None:
+        """Take a RESPONSE to its call; one that nobody waits for is dropped."""
+        call = self._calls.get(envelope.correlation_id)
+        if call is None:
+            return
+        if call.session is not None and envelope.epoch:
+            self._saw_epoch(call.session, envelope.epoch)
+        if envelope.HasField("error"):
+            error = from_proto(envelope.error, envelope.trace_id or call.trace_id)
+            if call.expected:
+                error.details.setdefault("items", str(call.expected))
+            self._failed(call, error, now)
+        elif envelope.more or call.expected or call.reader is not None:
+            self._item(call, envelope, now)
+        elif envelope.sequence == 0:
+            if envelope.HasField("payload"):
+                self._answered(call, Reply(envelope, call.trace_id))
+            else:  # a generator that gave nothing
+                self._answered(call, Reply(envelope, call.trace_id, []))
+
+    def _item(self, call: Call, envelope: pb.Envelope, now: float) -> None:
+        """Take an item, or the end, of a streamed reply."""
+        sequence, more = envelope.sequence, envelope.more
+        call.entry = envelope.entry
+        if sequence != call.expected:
+            if sequence > call.expected:
+                self._failed(
+                    call, Internal(f"item {call.expected} of the reply is missing", may_have_executed=True), now
+                )
+            elif sequence == 0:  # sent again from the start: grant what we are ready for
+                call.granted = STREAM_CREDIT_INITIAL
+                self.grant(call, call.expected)
+            return
+        if more or envelope.HasField("payload"):
+            call.expected += 1
+            try:
+                value = payloads.decode(envelope.payload)
+            except payloads.PayloadError as error:
+                self._failed(call, Internal(f"item {sequence} cannot be read: {error}", may_have_executed=True), now)
+                return
+            self._keep(call, value, envelope, now)
+        if not more:
+            self._end(call)
+            reader = call.reader
+            if reader is not None:
+                reader.last = reader.last or envelope
+                reader.end(None)
+            else:
+                self._resolve(call, Reply(envelope, call.trace_id, call.collected or []))
+
+    def _keep(self, call: Call, value: Any, envelope: pb.Envelope, now: float) -> None:
+        reader = call.reader
+        if reader is None:
+            if call.collected is None:
+                call.collected = []
+            call.collected.append(value)
+            self.grant(call, call.expected)
+            return
+        if len(reader.items) >= _BUFFERED_ITEMS_MAX:
+            self._failed(call, Internal("the reply outran its credit", may_have_executed=True), now)
+            return
+        reader.last = envelope
+        reader.items.append(value)
+        reader.wake()
+
+    def grant(self, call: Call, taken: int) -> None:
+        """Let the producer go on, after `taken` items were taken by the consumer."""
+        if call.granted - taken <= STREAM_CREDIT_INITIAL // 2:
+            call.granted = taken + STREAM_CREDIT_INITIAL
+            credit = frames.StreamCredit(correlation_id=call.message_id, entry=call.entry, up_to=call.granted)
+            self._owner.signal(frames.Signal(stream_credit=credit))
+
+    def on_progress(self, progress: frames.Progress) -> None:
+        """The handler says that it is at work; only traces and idle clocks of the mesh care."""
+
+    def _answered(self, call: Call, reply: Reply) -> None:
+        self._end(call)
+        self._resolve(call, reply)
+
+    def _resolve(self, call: Call, reply: Reply) -> None:
+        future = call.future
+        if not future.done():
+            future.set_result(reply)
+        if call.joined:
+            for joiner in call.joined:
+                if not joiner.future.done():
+                    joiner.future.set_result(reply)
+
+    def _failed(self, call: Call, error: ReachError, now: float) -> None:
+        if call.joined and isinstance(error, Timeout) and self._outlived(call, error, now):
+            return
+        self._end(call)
+        if call.reader is not None:
+            call.reader.end(error)
+            return
+        for future in [call.future, *(joiner.future for joiner in call.joined or ())]:
+            if not future.done():
+                future.set_exception(error)
+        if call.joined:
+            call.future.exception() if call.future.done() and not call.future.cancelled() else None
+
+    def _outlived(self, call: Call, error: ReachError, now: float) -> bool:
+        """The first deadline has passed: those who still have time go on with the same message_id."""
+        if not call.future.done():
+            call.future.set_exception(error)
+        waiting = [joiner for joiner in call.joined or () if not joiner.future.done()]
+        for joiner in waiting:
+            if joiner.deadline <= now + TIMEOUT_MS_MIN / 1000:
+                joiner.future.set_exception(error)
+        call.joined = [joiner for joiner in waiting if not joiner.future.done()]
+        if not call.joined:
+            return False
+        call.deadline = max(joiner.deadline for joiner in call.joined)
+        if call.token is not None:
+            self._wheel.cancel(call.token, call)
+        call.token = self._wheel.schedule(call, call.deadline + GRACE_S)
+        self._send_again(call, now)
+        return True
+
+    def _end(self, call: Call) -> None:
+        self._calls.pop(call.message_id, None)
+        if call.token is not None:
+            self._wheel.cancel(call.token, call)
+            call.token = None
+
+    def _saw_epoch(self, session: tuple[bytes, str], epoch: int) -> None:
+        epochs = self.epochs
+        if session not in epochs and len(epochs) >= _SESSIONS_MAX:
+            del epochs[next(iter(epochs))]
+        epochs[session] = epoch
+
+    # ---- leaving ----
+
+    def leave(self, call: Call, joiner: Joiner | None = None) -> None:
+        """A waiter has gone. With the last one the request is cancelled, down to its handler."""
+        if joiner is not None and call.joined:
+            call.joined = [other for other in call.joined if other is not joiner]
+        others = [joiner for joiner in call.joined or () if not joiner.future.done()]
+        if others or (joiner is not None and not call.future.done()):
+            return
+        if self._calls.get(call.message_id) is call:
+            self.cancel(call)
+
+    def cancel(self, call: Call) -> None:
+        """Withdraw a request: one that was never sent vanishes, any other is followed by a CANCEL."""
+        self._end(call)
+        owner = self._owner
+        item = call.item
+        if item is None or (owner.link.withdraw(item) and not call.may_have_executed):
+            return
+        cancel = pb.Envelope(type=pb.CANCEL, correlation_id=call.message_id, entry=call.entry)
+        if owner.env:
+            cancel.env = owner.env
+        owner.send(cancel.SerializeToString(), call.priority)
+
+    # ---- time ----
+
+    def tick(self, now: float) -> bool:
+        """End what is past its deadline. Returns True while anything is pending."""
+        if self._calls:
+            stall_s = self._owner.stalls.stall_s(now)  # what was received meanwhile has not been read yet
+            for call in self._wheel.due(now - stall_s):
+                if self._calls.get(call.message_id) is call:
+                    call.token = None
+                    self._overdue(call, now)
+        return bool(self._calls)
+
+    def _overdue(self, call: Call, now: float) -> None:
+        executed = call.may_have_executed
+        where = "sent, not answered" if executed else "not sent: no node was reached"
+        error = Timeout(
+            f"no answer from {call.target} in time; it was {where}", may_have_executed=executed, trace_id=call.trace_id
+        )
+        if not (call.joined and self._outlived(call, error, now)):
+            self.cancel(call)
+            call.joined, joined = None, call.joined
+            self._failed(call, error, now)
+            for joiner in joined or ():
+                if not joiner.future.done():
+                    joiner.future.set_exception(error)
+
+    # ---- the node has forgotten the link ----
+
+    def before_restart(self) -> None:
+        """Take every request out of the link, so that the old order holds when they are sent again."""
+        for call in self._calls.values():
+            if call.item is not None:
+                self._owner.link.withdraw(call.item)
+
+    def after_restart(self) -> None:
+        """Send every pending request again, with the time that is left."""
+        now = boot_time()
+        for call in list(self._calls.values()):
+            self._send_again(call, now)
+
+    def _send_again(self, call: Call, now: float) -> None:
+        left_ms = int((call.deadline - now) * 1000)
+        if left_ms < 1:
+            return  # its guard is due
+        doubtful = call.may_have_executed
+        mark = NOT_FRESH if doubtful else b""
+        item = self._owner.send(b"".join((call.data, TIMEOUT_MS, varint(left_ms), mark)), call.priority)
+        item.doubtful = doubtful
+        call.item = item
+
+    def fail_all(self, error: ReachError) -> None:
+        """The link is over: every call ends with what ended it."""
+        for call in list(self._calls.values()):
+            own = type(error)(
+                error.message, trace_id=call.trace_id, may_have_executed=call.may_have_executed, details=error.details
+            )
+            self._failed(call, own, float("inf"))
+
+
+_SESSIONS_MAX = 10_000  # epochs remembered; the oldest are forgotten first

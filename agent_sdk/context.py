@@ -1,0 +1,163 @@
+"""What a handler knows of the request it handles, and how it sends from there."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+
+from agent_sdk.messages import PublishCounts, Reply
+from agent_sdk.streams import ReplyStream
+from agentreach.aio.clock import boot_time
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from agent_sdk.client import Mesh
+    from agent_sdk.sync import BlockingStream
+    from agent_sdk.work import Work
+
+T = TypeVar("T")
+
+
+class CallOptions(TypedDict, total=False):
+    """What `Mesh.request` takes besides the data; see there."""
+
+    agent_id: str | None
+    agent_type: str | None
+    capabilities: Sequence[str] | None
+    labels: Mapping[str, str] | None
+    version: str | None
+    timeout: float | None
+    profile: str | None
+    session: str | None
+    strict_session: bool
+    policy: str | None
+    hash_key: str | None
+    idempotent: bool
+    priority: str | None
+    message_id: str | None
+    dedup_key: str | None
+    headers: Mapping[str, str] | None
+
+
+class RequestFacts:
+    """What is known of the request being handled."""
+
+    __slots__ = ("_work",)
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    @property
+    def trace_id(self) -> str:
+        """The trace the request belongs to; everything sent from here belongs to it too."""
+        return self._work.envelope.trace_id
+
+    @property
+    def message_id(self) -> str:
+        """The request's id, the same on every retry."""
+        return self._work.envelope.message_id
+
+    @property
+    def session_id(self) -> str:
+        """The conversation it belongs to; empty for none."""
+        return self._work.envelope.session_id
+
+    @property
+    def source(self) -> str:
+        """Who asked: an agent_id, or `caller/…`."""
+        return self._work.envelope.source
+
+    @property
+    def agent_id(self) -> str:
+        """This agent's own id."""
+        return self._work.host.agent_id
+
+    @property
+    def topic(self) -> str:
+        """The topic of an event; empty for a request."""
+        return self._work.envelope.target.topic
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The sender's metadata."""
+        return dict(self._work.envelope.headers)
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first delivery of this message."""
+        return self._work.envelope.attempt
+
+    @property
+    def deadline(self) -> float:
+        """When the answer must be there, as `time.time()` tells it."""
+        return time.time() + self.time_left()
+
+    def time_left(self) -> float:
+        """Seconds until the deadline; 0.0 when it has passed."""
+        return max(self._work.deadline - boot_time(), 0.0)
+
+    @property
+    def cancelled(self) -> bool:
+        """True once nobody waits for the answer any more. `def` handlers look here; `async def` ones are cancelled."""
+        return self._work.cancelled
+
+    def _mesh(self) -> Mesh:
+        mesh = self._work.host.mesh
+        assert mesh is not None  # a handler runs only while its agent is attached
+        return mesh
+
+
+class Context(RequestFacts):
+    """The second argument of an `async def` handler."""
+
+    __slots__ = ()
+
+    async def request(self, data: Any, **options: Unpack[CallOptions]) -> Reply:
+        """Ask another agent, as part of this request; without a timeout it may take all the time left."""
+        return await self._mesh().request(data, **options)
+
+    def stream(self, data: Any, **options: Unpack[CallOptions]) -> ReplyStream:
+        """Ask another agent, and take its reply item by item."""
+        return self._mesh().stream(data, **options)
+
+    async def publish(self, topic: str, data: Any, **options: Any) -> PublishCounts:
+        """Send an event to a topic."""
+        return await self._mesh().publish(topic, data, **options)
+
+    async def progress(self, percent: float | None = None, text: str = "") -> None:
+        """Say how far the work is: shown in traces, and a sign of life for streams that think for long."""
+        self._work.host.progress(self._work, False, percent, text)
+
+
+class BlockingContext(RequestFacts):
+    """The second argument of a `def` handler: the same calls, without `await`. They run on the agent's loop."""
+
+    __slots__ = ()
+
+    def request(self, data: Any, **options: Unpack[CallOptions]) -> Reply:
+        """Ask another agent, as part of this request, and wait for the answer."""
+        return self._wait(self._mesh().request(data, **options))
+
+    def stream(self, data: Any, **options: Unpack[CallOptions]) -> BlockingStream:
+        """Ask another agent, and take its reply item by item."""
+        from agent_sdk.sync import BlockingStream
+
+        async def make() -> ReplyStream:
+            return self._mesh().stream(data, **options)
+
+        return BlockingStream(self._work.host.owner.loop, make)
+
+    def publish(self, topic: str, data: Any, **options: Any) -> PublishCounts:
+        """Send an event to a topic."""
+        return self._wait(self._mesh().publish(topic, data, **options))
+
+    def progress(self, percent: float | None = None, text: str = "") -> None:
+        """Say how far the work is."""
+        host = self._work.host
+        host.owner.loop.call_soon_threadsafe(host.progress, self._work, False, percent, text)
+
+    def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._work.host.owner.loop).result()

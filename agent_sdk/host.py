@@ -1,0 +1,471 @@
+"""Runs one agent's handlers: what is delivered, joined, queued, cancelled, answered.
+
+Each delivered message is answered exactly once for each waiter. The same message never runs twice while it is known:
+in flight it is joined, finished it is replayed. A place counts as free only when its handler has really ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import zlib
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Any
+
+from agent_sdk.errors import from_proto
+from agent_sdk.handlers import Handler
+from agent_sdk.lanes import Lanes
+from agent_sdk.responses import addressed, correlation_field, error_core, head, timing
+from agent_sdk.run import run
+from agent_sdk.work import Key, Work
+from agentreach.aio.clock import boot_time
+from agentreach.policy.seen import Seen
+from agentreach.v1 import envelope_pb2 as pb
+from agentreach.v1 import error_pb2, registry_pb2
+from agentreach.v1 import frame_pb2 as frames
+from agentreach.wire import errors as wire_errors
+from agentreach.wire.content import content_digest
+from agentreach.wire.link import HIGH, LOW, NORMAL, Item
+
+if TYPE_CHECKING:
+    from agent_sdk.client import Mesh
+    from agent_sdk.link import MeshLink
+
+log = logging.getLogger("agent_sdk")
+
+POOL_THREADS = 32  # for `def` handlers of an agent without a max_concurrency
+QUEUED_MAX = (
+    1000  # messages that wait in the agent; the node reserves slots, so these are a session's lane or leftovers
+)
+PROGRESS_AFTER_S = 0.1
+OVERDUE_S = 1.0  # after its deadline the node has sent CANCEL; if it could not, the handler ends by itself
+REPLIES_MAX, REPLIES_BYTES_MAX, REPLIES_S = 50_000, 32 << 20, 600.0  # twice: for fresh ids and for all others
+_TIMEOUT_MS_UNKNOWN = 600_000
+
+Known = tuple[tuple[bytes, ...], int]
+"""The answers to a finished message (none: its items were too many to keep), and the fingerprint of its content."""
+_LANES = {pb.HIGH: HIGH, pb.LOW: LOW}
+
+
+class Host:
+    """One agent on one link."""
+
+    def __init__(
+        self, owner: MeshLink, record: registry_pb2.AgentRecord, pick: Callable[[pb.Envelope], Handler | None]
+    ) -> None:
+        self.owner = owner
+        self.record = record
+        self.agent_id = record.agent_id
+        self.env = record.env
+        self.head = head(record.agent_id)
+        self.mesh: Mesh | None = None
+        self.failure: BaseException | None = None
+        self.gone = asyncio.Event()
+        """Set when the agent is no longer registered and will not be: `failure` says why, if it was not our wish."""
+        self.ready = asyncio.Event()
+        self.draining = False
+        self.pool: ThreadPoolExecutor | None = None
+        self._probe_pool: ThreadPoolExecutor | None = None
+        self._pick = pick
+        self._lanes: Lanes[Work] = Lanes(record.max_concurrency, record.session_concurrency)
+        self._running: dict[Key, Work] = {}
+        self._fresh: Seen[Key, Known] = Seen(REPLIES_MAX, REPLIES_BYTES_MAX, REPLIES_S)
+        self._replies: Seen[Key, Known] = Seen(REPLIES_MAX, REPLIES_BYTES_MAX, REPLIES_S)
+        self._unacknowledged: deque[tuple[Key, str, Item]] = deque()
+        self._watched: deque[Work] = deque()
+        self._overdue: list[tuple[float, int, Work]] = []
+        self._last_completed = boot_time()
+        self._idle: asyncio.Event = asyncio.Event()
+        self._idle.set()
+
+    # ---- registration ----
+
+    def attach(self) -> frames.Attach:
+        """How the agent is registered, with all that it still holds."""
+        attach = frames.Attach(record=self.record)
+        if self.draining:
+            attach.record.status = registry_pb2.DRAINING
+        for key, work in self._running.items():
+            if work.replies:
+                self._hold(attach, key, work.envelope.session_id, frames.Holding.RUNNING)
+                if work.envelope.session_id and work.envelope.epoch:
+                    attach.sessions.add(session_id=work.envelope.session_id, epoch=work.envelope.epoch)
+        for key, session_id, item in self._unacknowledged:
+            if not item.accepted:
+                self._hold(attach, key, session_id, frames.Holding.REPLIED)
+        return attach
+
+    def _hold(self, attach: frames.Attach, key: Key, session_id: str, state: frames.Holding.State.ValueType) -> None:
+        tenant, principal, env, message_id = key
+        full = frames.MessageKey(tenant=tenant, principal=principal, env=env, message_id=message_id)
+        attach.holding.add(key=full, session_id=session_id, state=state)
+
+    def attached(self, attached: frames.Attached) -> None:
+        """The node's answer to an attach."""
+        if attached.HasField("error"):
+            self.ended(from_proto(attached.error))
+            self.owner.hosts.pop(self.agent_id, None)
+        else:
+            self.ready.set()
+
+    def ended(self, failure: BaseException) -> None:
+        """The agent's registration is over, against our will."""
+        if self.failure is None:
+            self.failure = failure
+        self.gone.set()
+        self.ready.set()
+
+    def lost(self, reason: str) -> None:
+        """The node dropped the agent without anybody replacing it: register again."""
+        log.warning("%s was detached by the node (%s): attaching it again", self.agent_id, reason or "no reason given")
+        self.owner.signal(frames.Signal(attach=self.attach()))
+
+    def load(self, now: float) -> registry_pb2.AgentLoad:
+        """What a heartbeat says of this agent."""
+        active = self._lanes.active
+        limit = self.record.max_concurrency or POOL_THREADS
+        leftovers = sum(1 for work in self._running.values() if work.cancelled and work.admitted)
+        return registry_pb2.AgentLoad(
+            agent_id=self.agent_id,
+            status=registry_pb2.DRAINING if self.draining else registry_pb2.HEALTHY,
+            load=min(active / limit, 1.0),
+            in_flight=len(self._running),
+            leftovers=leftovers,
+            since_last_completed_ms=int((now - self._last_completed) * 1000),
+            self_check=True,
+        )
+
+    def probe(self, probe: frames.Probe) -> None:
+        """Answer by the loop, or by a spare thread of the pool, that runs the handlers."""
+        reply = frames.Signal(
+            probe_reply=frames.ProbeReply(agent_id=self.agent_id, nonce=probe.nonce, ready=not self.draining)
+        )
+        loop, owner = self.owner.loop, self.owner
+        if self.pool is None:
+            loop.call_soon(owner.signal, reply)
+            return
+        if self._probe_pool is None:
+            self._probe_pool = ThreadPoolExecutor(1, "agent_sdk probe")
+        self._probe_pool.submit(loop.call_soon_threadsafe, owner.signal, reply)
+
+    @property
+    def busy(self) -> bool:
+        """True while a message is handled or waits to be."""
+        return bool(self._running)
+
+    def state_of(self, key: frames.MessageKey) -> frames.Found.State.ValueType:
+        """What is known here of a message."""
+        full = (key.tenant, key.principal, key.env, key.message_id)
+        if full in self._running:
+            return frames.Found.RUNNING
+        now = boot_time()
+        known = self._fresh.get(full, now) or self._replies.get(full, now)
+        return frames.Found.DONE if known else frames.Found.NO
+
+    # ---- what comes in ----
+
+    def deliver(self, envelope: pb.Envelope, now: float, lost_ms: int) -> None:
+        """Take a REQUEST, a CANCEL or an EVENT for this agent. `lost_ms` has passed since its time was stamped."""
+        kind = envelope.type
+        if kind == pb.CANCEL:
+            self._cancel(envelope)
+            return
+        key = (envelope.tenant, envelope.principal, envelope.env, envelope.message_id)
+        work = self._running.get(key)
+        if work is not None:
+            self._join(work, envelope, now, lost_ms)
+            return
+        if not envelope.fresh:
+            known = self._fresh.get(key, now) or self._replies.get(key, now)
+            if known is not None:
+                self._replay(envelope, known)
+                return
+        left_ms = envelope.timeout_ms or _TIMEOUT_MS_UNKNOWN
+        replies = kind != pb.EVENT
+        if left_ms <= lost_ms and replies:
+            self._refuse(envelope, error_pb2.TIMEOUT, f"its time passed before {self.agent_id} could start it")
+            return
+        handler = self._pick(envelope)
+        if handler is None:
+            if replies:
+                self._refuse(envelope, error_pb2.REJECTED, f"{self.agent_id} has no handler for this")
+            return
+        work = Work(self, key, envelope, handler, now - lost_ms / 1000, now + (left_ms - lost_ms) / 1000)
+        work.waiters.append((envelope.entry, envelope.attempt, envelope.epoch))
+        work.replies = replies
+        self._take(work)
+
+    def take_event(self, envelope: pb.Envelope, handler: Handler) -> None:
+        """Run an `.on_event` handler; one publisher's events of a topic run one after another."""
+        now = boot_time()
+        key = (envelope.tenant, envelope.principal, envelope.env, f"{envelope.target.topic} {envelope.message_id}")
+        if key in self._running:
+            return
+        work = Work(self, key, envelope, handler, now, now + _TIMEOUT_MS_UNKNOWN / 1000)
+        work.replies = False
+        work.session = ("event", envelope.target.topic, envelope.source)
+        self._take(work)
+
+    def _take(self, work: Work) -> None:
+        envelope = work.envelope
+        if work.session is None:
+            session_id = envelope.session_id
+            if session_id:
+                work.session = (work.key[0], session_id)
+        priority = envelope.priority
+        if priority:
+            work.lane = _LANES.get(priority, NORMAL)
+        if self._lanes.queued >= QUEUED_MAX:
+            if work.replies:
+                self._refuse(envelope, error_pb2.OVERLOADED, f"{self.agent_id} has {QUEUED_MAX} messages waiting")
+            return
+        self._running[work.key] = work
+        self._watched.append(work)
+        if self.owner._ticker is None:
+            self.owner.tick_on()
+        if self._lanes.admit(work) or (self.record.reentrant and self._within_own_call(work)):
+            work.task = self.owner.loop.create_task(run(work))
+
+    def _within_own_call(self, work: Work) -> bool:
+        """True if an ancestor of this message runs here: the call tree may use its slot again."""
+        ancestors = {hop.message_id for hop in work.envelope.path}
+        if not any(other.message_id in ancestors and other.admitted for other in self._running.values()):
+            return False
+        for started in self._lanes.withdraw(work):
+            self._start(started)
+        return self._lanes.admit(work, over_limit=True)
+
+    def _start(self, work: Work) -> None:
+        work.task = self.owner.loop.create_task(run(work))
+
+    def _join(self, work: Work, envelope: pb.Envelope, now: float, lost_ms: int) -> None:
+        """The same message again while it runs: one more waits for its answer."""
+        if not self._same(work.envelope, envelope):
+            self._conflict(envelope)
+            return
+        waiter = (envelope.entry, envelope.attempt, envelope.epoch)
+        if waiter not in work.waiters:
+            work.waiters.append(waiter)
+        work.deadline = max(work.deadline, now + ((envelope.timeout_ms or _TIMEOUT_MS_UNKNOWN) - lost_ms) / 1000)
+        if not work.handler.streams:
+            return
+        if work.items is None:
+            work.waiters.remove(waiter)
+            self._items_gone(envelope)
+            return
+        for item in work.items:
+            self.owner.send(addressed(self.head, correlation_field(work.message_id), waiter, item), work.lane)
+
+    def _same(self, ours: pb.Envelope, theirs: pb.Envelope) -> bool:
+        return content_digest(ours) == content_digest(theirs)
+
+    def _conflict(self, envelope: pb.Envelope) -> None:
+        self._refuse(
+            envelope, error_pb2.IDEMPOTENCY_CONFLICT, f"message_id {envelope.message_id!r} was used with other content"
+        )
+
+    def _replay(self, envelope: pb.Envelope, known: Known) -> None:
+        cores, fingerprint = known
+        if fingerprint != fingerprint_of(envelope):
+            self._conflict(envelope)
+            return
+        if not cores:
+            self._items_gone(envelope)
+            return
+        waiter = (envelope.entry, envelope.attempt, envelope.epoch)
+        correlation = correlation_field(envelope.message_id)
+        for core in cores:
+            self.owner.send(addressed(self.head, correlation, waiter, core))
+
+    def _items_gone(self, envelope: pb.Envelope) -> None:
+        self._refuse(
+            envelope, error_pb2.AGENT_LOST, f"{self.agent_id} no longer keeps the first items of this streamed reply"
+        )
+
+    def _refuse(self, envelope: pb.Envelope, code: error_pb2.ErrorCode.ValueType, message: str) -> None:
+        error = wire_errors.failure(code, message, agent_id=self.agent_id)
+        waiter = (envelope.entry, envelope.attempt, envelope.epoch)
+        self.owner.send(addressed(self.head, correlation_field(envelope.message_id), waiter, error_core(error)))
+
+    def credit(self, credit: frames.StreamCredit) -> None:
+        """The consumer of a streamed reply takes more."""
+        for work in self._of_message(credit.correlation_id):
+            if not credit.entry or any(credit.entry == waiter[0] for waiter in work.waiters):
+                work.credit = max(work.credit, credit.up_to)
+                if work.credit_waiter is not None and not work.credit_waiter.done():
+                    work.credit_waiter.set_result(None)
+
+    def _of_message(self, message_id: str) -> list[Work]:
+        return [work for work in self._running.values() if work.message_id == message_id]
+
+    # ---- cancel ----
+
+    def _cancel(self, envelope: pb.Envelope) -> None:
+        """Withdraw one waiter; the handler ends with its last one."""
+        for work in self._of_message(envelope.correlation_id):
+            leaving = [w for w in work.waiters if w[0] == envelope.entry and w[1] == envelope.attempt]
+            if not leaving or work.cancelled:
+                continue
+            if len(work.waiters) > len(leaving):
+                work.waiters = [w for w in work.waiters if w not in leaving]
+                core = error_core(wire_errors.failure(error_pb2.CANCELLED, "cancelled", agent_id=self.agent_id))
+                for waiter in leaving:
+                    self.owner.send(addressed(self.head, correlation_field(work.message_id), waiter, core), work.lane)
+            else:
+                self.stop(work, error_pb2.CANCELLED, "cancelled")
+
+    def stop(self, work: Work, code: error_pb2.ErrorCode.ValueType, message: str) -> None:
+        """Cancel a work. One that waits is answered at once, a running one when its handler has ended."""
+        work.cancelled = True
+        if not work.admitted:
+            for started in self._lanes.withdraw(work):
+                self._start(started)
+            self._running.pop(work.key, None)
+            work.ended = True
+            self.answer(work, error_core(wire_errors.failure(code, message, agent_id=self.agent_id)))
+            self._settled()
+        elif work.task is not None and not work.handler.sync:
+            work.task.cancel()
+
+    # ---- answers ----
+
+    def finish(self, work: Work, core: bytes, keep: bool) -> None:
+        """The handler has really ended: answer, remember, start who waits."""
+        now = boot_time()
+        self._last_completed = now
+        work.ended = True
+        started = work.started or now
+        core += timing(int((started - work.received) * 1e6), int((now - started) * 1e6))
+        self._running.pop(work.key, None)
+        if work.replies:
+            if keep:
+                self._remember(work, core, now)
+            self.answer(work, core)
+        for following in self._lanes.release(work):
+            self._start(following)
+        self._settled()
+
+    def _remember(self, work: Work, core: bytes, now: float) -> None:
+        table = self._fresh if work.envelope.fresh else self._replies
+        if not work.handler.streams:
+            table.put(work.key, ((core,), fingerprint_of(work.envelope)), len(core) + 256, now)
+            return
+        cores = (*work.items, core) if work.items is not None else ()
+        table.put(work.key, (cores, fingerprint_of(work.envelope)), work.items_bytes + 256, now)
+
+    def answer(self, work: Work, core: bytes) -> None:
+        """Send one answer, or one item, to everybody who waits."""
+        if not work.replies:
+            return
+        correlation = correlation_field(work.message_id)
+        owner = self.owner
+        for waiter in work.waiters:
+            item = owner.send(addressed(self.head, correlation, waiter, core), work.lane)
+            if work.ended:
+                unacknowledged = self._unacknowledged
+                while unacknowledged and unacknowledged[0][2].accepted:
+                    unacknowledged.popleft()
+                unacknowledged.append((work.key, work.envelope.session_id, item))
+
+    def _settled(self) -> None:
+        if not self._running:
+            self._idle.set()
+
+    # ---- time ----
+
+    def tick(self, now: float) -> bool:
+        """Tell of handlers that take long, end what is overdue. True while there is anything to look after."""
+        watched = self._watched
+        horizon = now - PROGRESS_AFTER_S
+        while watched and watched[0].received <= horizon:
+            work = watched.popleft()
+            if work.ended:
+                continue
+            heappush(self._overdue, (work.deadline + OVERDUE_S, id(work), work))
+            if work.started:
+                self.tell_started(work)
+            else:
+                work.tell = True
+        overdue = self._overdue
+        while overdue and overdue[0][0] <= now:
+            work = heappop(overdue)[2]
+            if work.ended or work.cancelled:
+                continue
+            if work.deadline + OVERDUE_S > now:  # somebody with more time has joined
+                heappush(overdue, (work.deadline + OVERDUE_S, id(work), work))
+            else:
+                self.stop(work, error_pb2.TIMEOUT, f"its time passed while it waited in {self.agent_id}")
+        return bool(watched or overdue)
+
+    def tell_started(self, work: Work) -> None:
+        """Say that a handler is at work."""
+        self.progress(work, True, None, "")
+
+    def progress(self, work: Work, started: bool, percent: float | None, text: str) -> None:
+        """Say how far a handler is, to each who waits."""
+        for waiter in work.waiters if work.replies else ():
+            progress = frames.Progress(message_id=work.message_id, entry=waiter[0], started=started, text=text)
+            if percent is not None:
+                progress.percent = percent
+            self.owner.signal(frames.Signal(progress=progress))
+
+    # ---- leaving ----
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no new work, finish what is under way (after `timeout_s` it is cancelled), and leave the mesh."""
+        if not self.draining:
+            self.draining = True
+            owner = self.owner
+            if owner.up:
+                change = frames.StatusChange(agent_id=self.agent_id, status=registry_pb2.DRAINING)
+                await _within(owner.flushed(owner.signal(frames.Signal(status_change=change))), 5.0)
+        await self._finish_all(timeout_s)
+        number = self.owner.detach(self, "drained")
+        if number:
+            await _within(self.owner.flushed(number), 5.0)
+        self.gone.set()
+        self.close()
+
+    async def _finish_all(self, timeout_s: float) -> None:
+        for limit_s, last in ((timeout_s, False), (_CANCEL_GRACE_S, True)):
+            if not self._running:
+                return
+            self._idle.clear()
+            if await _within(self._idle.wait(), limit_s):
+                return
+            if not last:
+                log.warning("%s: %d handlers did not finish in time; cancelling", self.agent_id, len(self._running))
+                for work in list(self._running.values()):
+                    self.stop(work, error_pb2.AGENT_LOST, f"{self.agent_id} is shutting down")
+
+    def close(self) -> None:
+        """Give the threads back. A `def` handler that still runs keeps its thread until it ends."""
+        for pool in (self.pool, self._probe_pool):
+            if pool is not None:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def works(self) -> list[Work]:
+        """What runs now."""
+        return list(self._running.values())
+
+
+_CANCEL_GRACE_S = 5.0
+
+
+async def _within(wait: Any, limit_s: float) -> bool:
+    try:
+        async with asyncio.timeout(limit_s):
+            await wait
+    except TimeoutError:
+        return False
+    return True
+
+
+def fingerprint_of(envelope: pb.Envelope) -> int:
+    """Tells other content under the same id apart, cheaply; the node compares exactly."""
+    payload = envelope.payload
+    body = payload.body
+    return zlib.crc32(body) << 32 | len(body) if body else 0

@@ -1,0 +1,354 @@
+"""The process's link to the mesh: dial, resume, redial, until it is closed. Everything the SDK does goes through it.
+
+What is put on the link survives broken streams; `linkstream` runs one stream of it. The link knows who takes what
+arrives: the pending calls, the hosted agents, the subscriptions. It must be used from the event loop it was made on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING
+
+from agent_sdk.calls import Calls
+from agent_sdk.errors import AgentReplaced, ConnectFailed, PermissionDenied, ReachError, ShuttingDown, Unauthenticated
+from agent_sdk.linkstream import Ended, LinkStream
+from agent_sdk.redial import Redial
+from agent_sdk.topics import Topics
+from agentreach.aio.clock import StallWatch, boot_time
+from agentreach.aio.outlet import Outlet
+from agentreach.aio.transport import Refused, Transport
+from agentreach.v1 import frame_pb2 as frames
+from agentreach.wire import limits
+from agentreach.wire.link import NORMAL, Item, Link
+
+if TYPE_CHECKING:
+    from agent_sdk.host import Host
+
+log = logging.getLogger("agent_sdk")
+
+DIAL_TIMEOUT_S = 5.0  # until the node has admitted the stream
+CLOSE_TIMEOUT_S = 2.0  # each, for the outbox to be acknowledged and for the node's half of the goodbye
+TICK_S = 0.05  # coarseness of deadlines and of progress
+_LOG_EVERY_S = 60.0  # an unreachable node is told once a minute
+
+
+class MeshLink:
+    """One link. `start` it, await `connected`, `close` it."""
+
+    def __init__(
+        self,
+        addresses: tuple[str, ...],
+        transport: Transport,
+        metadata: tuple[tuple[str, str], ...] = (),
+        *,
+        name: str = "",
+        env: str = "",
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.addresses = addresses
+        self.name = name
+        self.env = env
+        self.pid = os.getpid()
+        self.link = Link()
+        self.outlet: Outlet | None = None
+        self.limits = frames.Limits(payload_bytes_max=limits.PAYLOAD_BYTES_MAX)
+        self.caller_id = ""
+        self.node_id = ""
+        self.resume_token = b""
+        self.hosts: dict[str, Host] = {}
+        self.calls = Calls(self)
+        self.topics = Topics(self)
+        self.stalls = stall_watch(self.loop)
+        self.failure: ReachError | None = None
+        """Why the link will never work (again); None while it may."""
+        self.closing = False
+        self._transport = transport
+        self._metadata = metadata
+        self._redial = Redial(addresses)
+        self._task: asyncio.Task[None] | None = None
+        self._stream: LinkStream | None = None
+        self._up = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._trouble = ""
+        self._trouble_logged = -_LOG_EVERY_S
+        self._flushes: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._room: deque[asyncio.Future[None]] = deque()
+        self._ticker: asyncio.TimerHandle | None = None
+
+    # ---- sending ----
+
+    def send(self, data: bytes, priority: int = NORMAL) -> Item:
+        """Queue a serialised envelope. Bounds are kept by `room`."""
+        item = self.link.put_bytes(data, boot_time(), priority)
+        outlet = self.outlet
+        if outlet is not None:
+            outlet.wake()
+        return item
+
+    def signal(self, signal: frames.Signal) -> int:
+        """Queue a signal; returns its frame's number, 0 for one that is not numbered (dropped while there is no stream)."""
+        number = self.link.signal(signal)
+        if self.outlet is not None:
+            self.outlet.wake()
+        return number
+
+    async def room(self) -> None:
+        """Wait until the outbox takes another envelope; first come, first served."""
+        while self.link.full:
+            waiter = self.loop.create_future()
+            self._room.append(waiter)
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                self._give_room()
+                raise
+
+    def _give_room(self) -> None:
+        free = limits.OUTBOX_ENVELOPES_MAX - self.link.waiting
+        while self._room and free > 0 and not self.link.full:
+            waiter = self._room.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                free -= 1
+
+    def frame_taken(self) -> None:
+        """The writer took a frame: the outbox may have room again."""
+        if self._room:
+            self._give_room()
+
+    async def flushed(self, number: int) -> None:
+        """Wait until the node has acknowledged the frame of that number, or a restart declared its state anew."""
+        if self.link.acknowledged >= number:
+            return
+        waiter = self.loop.create_future()
+        self._flushes.append((number, waiter))
+        await waiter
+
+    def acknowledged(self) -> None:
+        """An ack came in."""
+        acknowledged = self.link.acknowledged
+        while self._flushes and self._flushes[0][0] <= acknowledged:
+            waiter = self._flushes.popleft()[1]
+            if not waiter.done():
+                waiter.set_result(None)
+        if self._room:
+            self._give_room()
+
+    # ---- life ----
+
+    def start(self) -> None:
+        """Begin dialling."""
+        if self._task is None:
+            self._task = self.loop.create_task(self._run(), name="agent_sdk link")
+
+    async def connected(self, timeout_s: float | None) -> None:
+        """Wait until a node has welcomed this process. Raises `ConnectFailed`, or what the node refused it with."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.failure is None and not self._up.is_set():
+                    await self._up.wait()
+        except TimeoutError:
+            raise ConnectFailed(
+                f"no node reached at {', '.join(self.addresses)} ({self._trouble or 'no answer'}); "
+                "start one with: reach serve",
+                retryable=True,
+            ) from None
+        if self.failure is not None:
+            raise self.failure
+
+    @property
+    def up(self) -> bool:
+        """True while a node's welcome stands."""
+        return self.outlet is not None
+
+    async def close(self) -> None:
+        """Leave politely: what waits is sent and acknowledged, then goodbye. Bounded; afterwards nothing is pending."""
+        self.closing = True
+        self._stop.set()
+        self.failure = self.failure or ShuttingDown("this client is closed")
+        if self._task is not None:
+            if self._stream is not None and self.up:
+                await self._stream.leave(frames.Goodbye.NORMAL, "", CLOSE_TIMEOUT_S)
+            else:
+                self._task.cancel()
+            await asyncio.wait([self._task], timeout=2 * CLOSE_TIMEOUT_S)
+            if not self._task.done():
+                self._task.cancel()
+                await asyncio.wait([self._task])
+        self._give_up(self.failure)
+
+    async def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                await self._pause(self._redial.wait_s(random.random))
+                if self._stop.is_set():
+                    return
+                await self._one_stream(self._redial.address)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # a fault of ours: nobody may wait for ever
+            log.exception("the link ended by a fault")
+            self._fail(ReachError(f"the link ended by a fault: {type(error).__name__}"))
+
+    async def _pause(self, wait_s: float) -> None:
+        if wait_s > 0:
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._stop.wait()
+            except TimeoutError:
+                return
+
+    async def _one_stream(self, address: str) -> None:
+        try:
+            async with asyncio.timeout(DIAL_TIMEOUT_S):
+                stream = await self._transport.open(address, self._metadata)
+        except TimeoutError:
+            self._not_reached(address, "no answer")
+            return
+        except Refused as refused:
+            self._not_reached(address, str(refused))
+            if refused.fatal:
+                kind = PermissionDenied if refused.code == "PERMISSION_DENIED" else Unauthenticated
+                self._fail(kind(f"{address} refuses: {refused.details or refused.code}"))
+            return
+        life = self._stream = LinkStream(self, stream, address)
+        try:
+            ended = await life.run()
+        finally:
+            self._stream = None
+            self._down()
+            await stream.close()
+        self._redial.failed(boot_time())
+        if self.closing:
+            return
+        if ended is Ended.REFUSED:
+            self._fail(Unauthenticated(f"{address}: {life.reason or 'credentials refused'}"))
+        elif ended is Ended.SCRATCH:
+            self.resume_token = b""
+        elif ended is Ended.MOVED:
+            self.resume_token = b""
+            self._redial.move_on(life.peers)
+        log.info("link to %s ended: %s", address, life.reason or "cut")
+
+    def _not_reached(self, address: str, why: str) -> None:
+        now = boot_time()
+        self._trouble = why
+        self._redial.failed(now)
+        if now - self._trouble_logged >= _LOG_EVERY_S:
+            self._trouble_logged = now
+            log.warning("no node reached at %s: %s; trying on", address, why)
+
+    def welcomed(self, welcome: frames.Welcome, outlet: Outlet) -> None:
+        """A stream's hello was answered; called before anything else of that stream is sent."""
+        self.outlet = outlet
+        self.caller_id, self.node_id = welcome.caller_id, welcome.node_id
+        self.resume_token = welcome.resume_token
+        if welcome.HasField("limits"):
+            self.limits = welcome.limits
+        self._redial.connected(boot_time(), welcome.peers)
+        self._trouble, self._trouble_logged = "", -_LOG_EVERY_S
+        self._up.set()
+
+    def restarted(self) -> None:
+        """The node has forgotten this link: number from 1, and send what is still wanted, in order."""
+        self.calls.before_restart()
+        self.link.restart()
+        self.calls.after_restart()
+        self.topics.declare()
+        flushes, self._flushes = self._flushes, deque()
+        for _, waiter in flushes:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    @property
+    def elsewhere(self) -> bool:
+        """True when there is another node to go to."""
+        return self._redial.elsewhere
+
+    def _down(self) -> None:
+        if self.outlet is not None:
+            self.outlet.abandon()
+            self.outlet = None
+        self.link.cut()
+        if self.failure is None:
+            self._up.clear()
+
+    def _fail(self, failure: ReachError) -> None:
+        self._stop.set()
+        self._give_up(failure)
+
+    def _give_up(self, failure: ReachError) -> None:
+        self.failure = self.failure or failure
+        self.calls.fail_all(failure)
+        self.topics.fail_all(failure)
+        for host in list(self.hosts.values()):
+            host.ended(failure)
+        for _, waiter in self._flushes:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._flushes.clear()
+        while self._room:
+            waiter = self._room.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+        if self._ticker is not None:
+            self._ticker.cancel()
+            self._ticker = None
+        self._up.set()
+
+    # ---- agents ----
+
+    def attach(self, host: Host) -> None:
+        """Host an agent from now on. Its id must be free in this process."""
+        if host.agent_id in self.hosts:
+            raise ValueError(f"this process already serves {host.agent_id}")
+        self.hosts[host.agent_id] = host
+        if self.up and self._stream is not None:
+            self._stream.attach(host)
+
+    def detach(self, host: Host, reason: str) -> int:
+        """Take an agent off the mesh; returns the number of the frame that says so."""
+        if self.hosts.get(host.agent_id) is host:
+            del self.hosts[host.agent_id]
+            if self.up:
+                detach = frames.Detach(agent_id=host.agent_id, reason=reason, env=host.env)
+                return self.signal(frames.Signal(detach=detach))
+        return 0
+
+    def replaced(self, agent_id: str, reason: str) -> None:
+        """Another process has taken an agent's place."""
+        host = self.hosts.pop(agent_id, None)
+        if host is not None:
+            host.ended(AgentReplaced(agent_id, reason))
+
+    # ---- time ----
+
+    def tick_on(self) -> None:
+        """See that deadlines and progress are looked after while there are any."""
+        if self._ticker is None and not self.closing:
+            self._ticker = self.loop.call_later(TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        self._ticker = None
+        now = boot_time()
+        again = self.calls.tick(now)
+        for host in list(self.hosts.values()):
+            again |= host.tick(now)
+        if again:
+            self.tick_on()
+
+
+_stall_watches: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, StallWatch] = weakref.WeakKeyDictionary()
+
+
+def stall_watch(loop: asyncio.AbstractEventLoop) -> StallWatch:
+    """The one watch of an event loop: ten wake-ups a second, however many links it has."""
+    watch = _stall_watches.get(loop)
+    if watch is None:
+        watch = _stall_watches[loop] = StallWatch(loop)
+    return watch

@@ -1,0 +1,376 @@
+"""One stream of a link, from hello to its end: a reader, a writer, heartbeats.
+
+The reader is the coroutine `run`; the writer is its only child. Neither is ever cancelled while it reads or writes:
+ending the stream ends both (house.md, traps 1 and 2).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from google.protobuf.message import DecodeError
+
+from agent_sdk.identity import incarnation
+from agent_sdk.responses import refusal
+from agentreach.aio.clock import boot_time
+from agentreach.aio.outlet import Outlet
+from agentreach.aio.transport import Stream, StreamBroken
+from agentreach.v1 import envelope_pb2 as pb
+from agentreach.v1 import frame_pb2 as frames
+from agentreach.wire.limits import PROTOCOL_VERSION
+from agentreach.wire.link import LinkError
+
+if TYPE_CHECKING:
+    from agent_sdk.host import Host
+    from agent_sdk.link import MeshLink
+
+log = logging.getLogger("agent_sdk")
+
+WELCOME_TIMEOUT_S = 10.0
+GOODBYE_TIMEOUT_S = 2.0  # for the other half of a stream after goodbye
+_SILENT_HEARTBEATS = 3  # nothing heard for so many intervals: the link is dead
+_DRAIN_MARGIN_S = 1.0  # leave a draining node so long before its deadline
+
+SDK_NAME = "agent-reach-python/0.1.0"
+
+
+class Ended(Enum):
+    """How a stream ended, as far as the next one is concerned."""
+
+    CUT = "resume"
+    SCRATCH = "start anew"
+    MOVED = "start anew, elsewhere"
+    REFUSED = "never again"
+
+
+class LinkStream:
+    """The life of one stream."""
+
+    def __init__(self, owner: MeshLink, stream: Stream, address: str) -> None:
+        self._owner = owner
+        self._link = owner.link
+        self._stream = stream
+        self._address = address
+        self._outlet: Outlet | None = None
+        self._attaching: deque[Host] = deque()
+        self._ended = Ended.CUT
+        self._heard = boot_time()
+        self._interval_s = 10.0
+        self._heartbeat: asyncio.TimerHandle | None = None
+        self._limit: asyncio.TimerHandle | None = None
+        self._drain: asyncio.Task[None] | None = None
+        self.reason = ""
+        self.peers: list[str] = []
+
+    async def run(self) -> Ended:
+        """Speak until the stream ends; returns what that means for the next one. Cancelling it ends the stream."""
+        writer: asyncio.Task[None] | None = None
+        try:
+            first = await self._greet()
+            if first is None:
+                return self._ended
+            self._outlet = outlet = Outlet(self._link)
+            if not self._settle(first, outlet):
+                return Ended.SCRATCH
+            writer = asyncio.get_running_loop().create_task(self._write(outlet), name="agent_sdk writer")
+            self._beat()
+            self._signals(first)
+            while (data := await self._stream.read()) is not None:
+                self._heard = boot_time()
+                if not self._frame(data):
+                    break
+            self.reason = self.reason or self._stream.why_ended
+            return self._ended
+        except StreamBroken as broken:
+            self.reason = self.reason or str(broken)
+            return self._ended
+        finally:
+            self._stop_timers()
+            self._stream.cancel()
+            if writer is not None and self._outlet is not None:
+                self._outlet.abandon()
+                await asyncio.wait([writer])
+            if self._drain is not None:
+                self._drain.cancel()
+
+    # ---- hello and welcome ----
+
+    async def _greet(self) -> frames.Frame | None:
+        """Say hello and read up to the welcome; None if the stream ended first."""
+        self._limit = self._owner.loop.call_later(WELCOME_TIMEOUT_S, self._stream.cancel)
+        await self._stream.write(frames.Frame(signals=[frames.Signal(hello=self._hello())]).SerializeToString())
+        while (data := await self._stream.read()) is not None:
+            try:
+                frame = frames.Frame.FromString(data)
+            except DecodeError:
+                self.reason, self._ended = "the node's answer to hello does not parse", Ended.SCRATCH
+                return None
+            for signal in frame.signals:
+                kind = signal.WhichOneof("kind")
+                if kind == "welcome":
+                    self._end_limit()
+                    return frame
+                if kind == "goodbye":
+                    self._goodbye(signal.goodbye)
+        self.reason = self.reason or self._stream.why_ended or "the stream ended before welcome"
+        return None
+
+    def _hello(self) -> frames.Hello:
+        owner = self._owner
+        self._attaching = deque(owner.hosts.values())
+        return frames.Hello(
+            agents=[host.attach() for host in self._attaching],
+            incarnation=incarnation(),
+            protocol_version=PROTOCOL_VERSION,
+            sdk=SDK_NAME,
+            resume_token=owner.resume_token,
+            last_seq=self._link.last_accepted if owner.resume_token else 0,
+            env=owner.env,
+            name=owner.name,
+        )
+
+    def _settle(self, frame: frames.Frame, outlet: Outlet) -> bool:
+        """Take the welcome: resume or restart the link. False if the node's numbers do not fit ours."""
+        welcome = next(signal.welcome for signal in frame.signals if signal.WhichOneof("kind") == "welcome")
+        declared = list(self._attaching)
+        if welcome.resumed:
+            if not self._link.resume(welcome.last_seq):
+                self.reason = "the node resumed from a frame that is not kept here"
+                return False
+        else:
+            self._owner.restarted()
+        self._owner.welcomed(welcome, outlet)
+        self._interval_s = max(welcome.heartbeat_interval_ms, 10) / 1000 if welcome.heartbeat_interval_ms else 10.0
+        for attached in welcome.agents:
+            self._attached(attached)
+        if welcome.resumed:
+            self._attaching.clear()
+        for host in list(self._owner.hosts.values()):
+            if host not in declared:
+                self.attach(host)
+        return True
+
+    # ---- writing ----
+
+    async def _write(self, outlet: Outlet) -> None:
+        owner, stream = self._owner, self._stream
+        try:
+            while (frame := await outlet.next_frame()) is not None:
+                await stream.write(frame)
+                owner.frame_taken()
+            await stream.half_close()
+        except StreamBroken:
+            return  # the reader sees the end as well
+        except Exception:  # without a writer the stream is deaf and dumb: end it, so that it is dialled anew
+            log.exception("the writer of the link to %s failed", self._address)
+            stream.cancel()
+
+    def attach(self, host: Host) -> None:
+        """Register an agent on the running stream."""
+        self._attaching.append(host)
+        self._owner.signal(frames.Signal(attach=host.attach()))
+
+    async def leave(self, code: frames.Goodbye.Code.ValueType, reason: str, limit_s: float) -> None:
+        """Flush, say goodbye, half-close. The reader goes on until the node has done the same, within the limit."""
+        deadline = boot_time() + limit_s
+        while not self._link.idle and boot_time() < deadline and self._owner.up:
+            await asyncio.sleep(0.005)
+        self._say_goodbye(code, reason)
+
+    def _say_goodbye(self, code: frames.Goodbye.Code.ValueType, reason: str) -> None:
+        if self._outlet is None:
+            self._stream.cancel()
+            return
+        self.reason = self.reason or reason or "goodbye"
+        self._link.signal(frames.Signal(goodbye=frames.Goodbye(code=code, reason=reason)))
+        self._outlet.close()
+        self._end_within(GOODBYE_TIMEOUT_S)
+
+    # ---- reading ----
+
+    def _frame(self, data: bytes) -> bool:
+        """Act on one stream message. False when the stream makes no sense any more."""
+        owner = self._owner
+        try:
+            frame = frames.Frame.FromString(data)
+            news = self._link.receive(frame)
+        except (DecodeError, LinkError) as error:
+            log.warning("the node at %s broke the protocol: %s", self._address, error)
+            self._ended = Ended.SCRATCH
+            self._say_goodbye(frames.Goodbye.PROTOCOL_ERROR, str(error)[:200])
+            return True
+        if frame.ack:
+            owner.acknowledged()
+        if news:
+            if frame.signals:
+                self._signals(frame)
+            envelopes = frame.envelopes
+            if envelopes:
+                self._envelopes(envelopes, frame.age_ms)
+        outlet = self._outlet
+        if outlet is not None:
+            outlet.received()
+        return True
+
+    def _envelopes(self, envelopes: object, age_ms: int) -> None:
+        owner = self._owner
+        now = boot_time()
+        lost_ms = age_ms + int(owner.stalls.stall_s(now) * 1000)
+        on_response, hosts = owner.calls.on_response, owner.hosts
+        for envelope in envelopes:  # type: ignore[attr-defined]  # a repeated field
+            try:
+                kind = envelope.type
+                if kind == pb.RESPONSE:
+                    on_response(envelope, now)
+                elif kind == pb.EVENT or kind == pb.CALLBACK:
+                    owner.topics.on_event(envelope, now, lost_ms)
+                else:
+                    host = hosts.get(envelope.recipient)
+                    if host is not None:
+                        host.deliver(envelope, now, lost_ms)
+                    elif kind != pb.CANCEL:
+                        self._nobody(envelope)
+            except Exception:  # one envelope must not end the link for the others
+                log.exception("an envelope could not be handled")
+
+    def _nobody(self, envelope: pb.Envelope) -> None:
+        """Answer a request for an agent that has just been detached."""
+        self._owner.send(
+            refusal(envelope, "CONNECT_FAILED", f"{envelope.recipient} is no longer served by this process")
+        )
+
+    def _signals(self, frame: frames.Frame) -> None:
+        for signal in frame.signals:
+            try:
+                self._signal(signal)
+            except Exception:  # one signal must not end the link
+                log.exception("a signal could not be handled")
+
+    def _signal(self, signal: frames.Signal) -> None:
+        owner = self._owner
+        match signal.WhichOneof("kind"):
+            case "heartbeat_ack":
+                self._heartbeat_ack(signal.heartbeat_ack)
+            case "stream_credit":
+                for host in owner.hosts.values():
+                    host.credit(signal.stream_credit)
+            case "probe":
+                host = owner.hosts.get(signal.probe.agent_id)
+                if host is not None:
+                    host.probe(signal.probe)
+            case "progress":
+                owner.calls.on_progress(signal.progress)
+            case "attached":
+                self._attached(signal.attached)
+            case "detached":
+                self._detached(signal.detached)
+            case "gap":
+                owner.topics.on_gap(signal.gap)
+            case "drain":
+                self._draining(signal.drain)
+            case "goodbye":
+                self._goodbye(signal.goodbye)
+            case "lookup":
+                owner.signal(frames.Signal(found=self._found(signal.lookup)))
+            case _:
+                return
+
+    def _attached(self, attached: frames.Attached) -> None:
+        if not self._attaching:
+            return
+        self._attaching.popleft().attached(attached)
+
+    def _detached(self, detached: frames.Detached) -> None:
+        if detached.incarnation == incarnation():
+            return  # our own newer attachment: nobody else has taken the place
+        if detached.code == frames.Goodbye.REPLACED:
+            self._owner.replaced(detached.agent_id, detached.reason)
+            return
+        host = self._owner.hosts.get(detached.agent_id)
+        if host is not None:
+            host.lost(detached.reason)
+
+    def _found(self, lookup: frames.Lookup) -> frames.Found:
+        found = frames.Found(nonce=lookup.nonce)
+        for key in lookup.keys:
+            item = found.items.add(key=key)
+            for host in self._owner.hosts.values():
+                state = host.state_of(key)
+                if state:
+                    item.state, item.agent_id, item.incarnation = state, host.agent_id, incarnation()
+                    break
+        return found
+
+    # ---- ends ----
+
+    def _goodbye(self, goodbye: frames.Goodbye) -> None:
+        codes = frames.Goodbye
+        self.reason = f"the node says goodbye: {codes.Code.Name(goodbye.code)} {goodbye.reason}".rstrip()
+        if goodbye.code == codes.UNAUTHENTICATED:
+            self._ended = Ended.REFUSED
+        elif goodbye.code == codes.PROTOCOL_ERROR:
+            log.error("%s", self.reason)
+            self._ended = Ended.SCRATCH
+        elif goodbye.code == codes.REPLACED and goodbye.incarnation != incarnation():
+            for agent_id in list(self._owner.hosts):
+                self._owner.replaced(agent_id, goodbye.reason)
+        if self._outlet is not None:
+            self._outlet.close()
+        self._end_within(GOODBYE_TIMEOUT_S)
+
+    def _draining(self, drain: frames.Drain) -> None:
+        self.peers = list(drain.peers)
+        if (self.peers or self._owner.elsewhere) and self._drain is None:
+            limit_s = max(drain.deadline_ms / 1000 - _DRAIN_MARGIN_S, 0.0)
+            self._drain = asyncio.get_running_loop().create_task(self._move(limit_s), name="agent_sdk move")
+
+    async def _move(self, limit_s: float) -> None:
+        """Go to another node once nothing is under way here, at the latest before the node's deadline."""
+        deadline = boot_time() + limit_s
+        owner = self._owner
+        while boot_time() < deadline and (len(owner.calls) or any(host.busy for host in owner.hosts.values())):
+            await asyncio.sleep(0.05)
+        self._ended = Ended.MOVED
+        await self.leave(frames.Goodbye.NORMAL, "moving from a draining node", GOODBYE_TIMEOUT_S)
+
+    def _end_within(self, limit_s: float) -> None:
+        if self._limit is None:
+            self._limit = self._owner.loop.call_later(limit_s, self._stream.cancel)
+
+    def _end_limit(self) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None
+
+    def _stop_timers(self) -> None:
+        self._end_limit()
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+            self._heartbeat = None
+
+    # ---- heartbeats ----
+
+    def _beat(self) -> None:
+        owner = self._owner
+        now = boot_time()
+        if now - self._heard > _SILENT_HEARTBEATS * self._interval_s and not owner.stalls.stall_s(now):
+            self.reason = "nothing heard of the node for 3 heartbeats"
+            self._stream.cancel()
+            return
+        loads = [host.load(now) for host in owner.hosts.values()]
+        owner.signal(frames.Signal(heartbeat=frames.Heartbeat(agents=loads)))
+        self._heartbeat = owner.loop.call_later(self._interval_s, self._beat)
+
+    def _heartbeat_ack(self, ack: frames.HeartbeatAck) -> None:
+        owner = self._owner
+        if ack.heartbeat_interval_ms:
+            self._interval_s = ack.heartbeat_interval_ms / 1000
+        for agent_id in ack.unknown:
+            host = owner.hosts.get(agent_id)
+            if host is not None and host not in self._attaching:
+                log.warning("the node does not know %s: attaching it again", agent_id)
+                self.attach(host)

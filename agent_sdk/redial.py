@@ -1,0 +1,71 @@
+"""Which node to dial next, and after how long. No I/O, no clock.
+
+The same node comes first, at once (within 200 ms): a cut stream is resumed there. From the second try on the wait
+grows with full jitter; after a second of failing the next address of the list has its turn. A connection that did
+not hold for ten seconds counts as a failure, so a node that flaps is not hammered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from agentreach.policy.backoff import Backoff
+
+SAME_NODE_S = 1.0  # how long the same node is tried before the next address (contract.md, "Resume")
+_AT_ONCE_S = 0.2
+_FIRST_S, _CAP_S = 0.5, 20.0
+
+
+class Redial:
+    """The dialling state of one link."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._addresses = list(addresses)
+        self._peers: list[str] = []
+        self._at = 0
+        self._failing_since: float | None = None
+        self._backoff = Backoff(_FIRST_S, _CAP_S, at_once_s=_AT_ONCE_S)
+        self._dialled = False
+
+    @property
+    def address(self) -> str:
+        """The address to dial now."""
+        known = self._known()
+        return known[self._at % len(known)]
+
+    @property
+    def elsewhere(self) -> bool:
+        """True when there is another node to go to."""
+        return len(self._known()) > 1
+
+    def _known(self) -> list[str]:
+        return self._addresses + [peer for peer in self._peers if peer not in self._addresses]
+
+    def wait_s(self, rng: Callable[[], float]) -> float:
+        """How long to wait before dialling `address`; nothing before the very first time."""
+        if not self._dialled:
+            self._dialled = True
+            return 0.0
+        return self._backoff.next_s(rng)
+
+    def connected(self, now: float, peers: Sequence[str]) -> None:
+        """A node welcomed us and told its peers."""
+        self._backoff.connected(now)
+        self._failing_since = None
+        self._peers = list(peers)
+
+    def failed(self, now: float) -> None:
+        """The stream ended, or none came about."""
+        self._backoff.failed(now)
+        if self._failing_since is None:
+            self._failing_since = now
+        elif now - self._failing_since >= SAME_NODE_S:
+            self.move_on()
+            self._failing_since = now
+
+    def move_on(self, peers: Sequence[str] = ()) -> None:
+        """Take the next address; `peers` are added to those known."""
+        before = self.address
+        self._peers = [peer for peer in dict.fromkeys([*peers, *self._peers])]
+        known = self._known()
+        self._at = (known.index(before) + 1) % len(known) if before in known else 0

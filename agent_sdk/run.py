@@ -1,0 +1,238 @@
+"""Runs one handler call to its definite end: the only place where the user's code is called."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from agent_sdk import shapes
+from agent_sdk.current import current_work
+from agent_sdk.errors import AgentError, ErrorCode, Overloaded, ReachError, Rejected, to_proto
+from agent_sdk.outgoing import MORE, PAYLOAD, SEQUENCE, field, octets_payload
+from agent_sdk.responses import error_core
+from agentreach.aio.clock import boot_time
+from agentreach.v1 import error_pb2
+from agentreach.wire import errors as wire_errors
+from agentreach.wire import payload as payloads
+from agentreach.wire.limits import STREAM_CREDIT_INITIAL
+from agentreach.wire.link import varint
+
+if TYPE_CHECKING:
+    from agent_sdk.work import Work
+
+log = logging.getLogger("agent_sdk")
+
+IDLE_TIMEOUT_S = 30.0  # a consumer that grants nothing for so long loses its stream
+_ITEMS_KEPT_BYTES_MAX = 1 << 20  # of one running streamed reply, for waiters that join late
+_END = object()
+
+
+async def run(work: Work) -> None:
+    """Call the handler and answer. Whatever it does, every waiter gets exactly one final answer."""
+    host, handler = work.host, work.handler
+    current_work.set(work)
+    work.started = boot_time()
+    if work.tell:
+        host.tell_started(work)
+    interrupted: BaseException | None = None
+    try:
+        if handler.streams:
+            core, keep = await _stream(work), True
+        else:
+            data = _data(work)
+            if handler.sync:
+                result = await _in_pool(work, data)
+            elif handler.wants_context:
+                from agent_sdk.context import Context
+
+                result = await handler.fn(data, Context(work))
+            else:
+                result = await handler.fn(data)
+            core, keep = encoded(work, result), True
+    except BaseException as error:  # a rim: SystemExit and the like are an answer too, not the end of the agent
+        core, keep = _failure(work, error)
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() and not work.cancelled:
+            interrupted = error  # somebody ends the loop: answer, then let it
+    host.finish(work, core, keep)
+    if interrupted is not None:
+        raise interrupted
+
+
+def _data(work: Work) -> Any:
+    """The decoded data. Raises `Rejected` naming what does not fit."""
+    payload = work.envelope.payload
+    try:
+        data = payloads.decode(payload)
+        decode = work.handler.decode
+        return data if decode is None else decode(data)
+    except (payloads.PayloadError, shapes.ShapeError) as error:
+        raise Rejected(f"payload: {error}") from None
+
+
+async def _in_pool(work: Work, data: Any) -> Any:
+    """Run a `def` handler in the pool, with this task's context variables."""
+    handler = work.handler
+    arguments: tuple[Any, ...] = (data,)
+    if handler.wants_context:
+        from agent_sdk.context import BlockingContext
+
+        arguments = (data, BlockingContext(work))
+    return await _thread(work, handler.fn, *arguments)
+
+
+async def _thread(work: Work, fn: Any, *arguments: Any) -> Any:
+    context = contextvars.copy_context()
+
+    def call() -> tuple[Any, BaseException | None]:
+        try:
+            return context.run(fn, *arguments), None
+        except BaseException as error:  # a future does not carry StopIteration, and SystemExit would end the thread
+            return None, error
+
+    result, error = await asyncio.get_running_loop().run_in_executor(work.host.pool, call)
+    if error is not None:
+        raise error
+    return result
+
+
+def encoded(work: Work, result: Any) -> bytes:
+    """The payload field of a result, in the form it was asked in."""
+    if type(result) is bytes:
+        payload = octets_payload(result)
+    else:
+        payload = shapes.encode(result, payloads.form_of(work.envelope.payload)).SerializeToString()
+    limit = work.host.owner.limits.payload_bytes_max
+    if len(payload) > limit + 64:
+        raise _TooLarge(len(payload), limit)
+    return field(PAYLOAD, payload)
+
+
+class _TooLarge(Exception):
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(f"the handler's result has {size} bytes; the limit for inline payloads is {limit}")
+
+
+# ---- streamed replies ----
+
+
+async def _stream(work: Work) -> bytes:
+    """Send what the generator yields, as the consumer takes it; returns the end of the reply."""
+    work.items = []
+    work.credit = max(work.credit, STREAM_CREDIT_INITIAL)
+    sequence = 0
+    generator = _items(work)
+    try:
+        async for item in generator:
+            core = encoded(work, item) + SEQUENCE + varint(sequence) + MORE
+            if sequence >= work.credit:
+                await _credit(work, sequence)
+            _keep(work, core)
+            work.host.answer(work, core)
+            sequence += 1
+    finally:
+        await generator.aclose()  # type: ignore[attr-defined]  # both are generators
+    return SEQUENCE + varint(sequence)
+
+
+def _keep(work: Work, core: bytes) -> None:
+    if work.items is not None:
+        work.items_bytes += len(core)
+        if work.items_bytes > _ITEMS_KEPT_BYTES_MAX:
+            work.items = None
+        else:
+            work.items.append(core)
+
+
+async def _credit(work: Work, sequence: int) -> None:
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(IDLE_TIMEOUT_S):
+            while sequence >= work.credit:
+                work.credit_waiter = loop.create_future()
+                await work.credit_waiter
+    except TimeoutError:
+        raise Overloaded(f"the consumer took no item for {IDLE_TIMEOUT_S:g} s", retryable=False) from None
+    finally:
+        work.credit_waiter = None
+
+
+def _items(work: Work) -> AsyncIterator[Any]:
+    handler = work.handler
+    data = _data(work)
+    if handler.sync:
+        return _sync_items(work, data)
+    if handler.wants_context:
+        from agent_sdk.context import Context
+
+        return handler.fn(data, Context(work))  # type: ignore[no-any-return]
+    return handler.fn(data)  # type: ignore[no-any-return]
+
+
+async def _sync_items(work: Work, data: Any) -> AsyncIterator[Any]:
+    """The items of a `def` generator, each step in the pool."""
+    generator = await _in_pool(work, data)
+    try:
+        while not work.cancelled:
+            item = await _thread(work, next, generator, _END)
+            if item is _END:
+                return
+            yield item
+        raise asyncio.CancelledError
+    finally:
+        generator.close()
+
+
+# ---- failures ----
+
+
+def _failure(work: Work, error: BaseException) -> tuple[bytes, bool]:
+    """What the caller is told, and whether a copy of the message shall be told the same instead of running."""
+    agent_id = work.host.agent_id
+    try:
+        found = _told(work, error)
+    except Exception:  # an exception whose own text cannot be had must not cost the answer
+        log.exception("an error of handler %s cannot be told", work.handler.name)
+        found = wire_errors.failure(
+            error_pb2.AGENT_ERROR, type(error).__name__, may_have_executed=True, agent_id=agent_id
+        )
+    if not found.agent_id:
+        found.agent_id = agent_id
+    keep = found.may_have_executed and not found.retryable and found.code != error_pb2.CANCELLED
+    return error_core(found), keep
+
+
+def _told(work: Work, error: BaseException) -> error_pb2.Error:
+    agent_id = work.host.agent_id
+    if isinstance(error, asyncio.CancelledError) and work.cancelled:
+        return wire_errors.failure(error_pb2.CANCELLED, "cancelled", may_have_executed=True, agent_id=agent_id)
+    if isinstance(error, _TooLarge):
+        return wire_errors.failure(error_pb2.PAYLOAD_TOO_LARGE, str(error), may_have_executed=True, agent_id=agent_id)
+    if isinstance(error, ReachError):
+        if isinstance(error, Rejected | Overloaded | AgentError) and not error.trace_id:
+            told = to_proto(error)
+            told.may_have_executed = error.code is ErrorCode.AGENT_ERROR or error.may_have_executed
+            return told
+        return _passed_on(work, error)
+    log.error(
+        "handler %s of %s failed: %s",
+        work.handler.name,
+        agent_id,
+        type(error).__name__,
+        exc_info=error,
+        extra={"trace_id": work.trace_id},
+    )
+    return wire_errors.failure(error_pb2.AGENT_ERROR, type(error).__name__, may_have_executed=True, agent_id=agent_id)
+
+
+def _passed_on(work: Work, error: ReachError) -> error_pb2.Error:
+    """The error of a nested call on its way up (behaviour.md §4): its own code and agent, and whom it passed."""
+    told = to_proto(error)
+    via = told.details["via"]
+    told.details["via"] = f"{via},{work.host.agent_id}" if via else work.host.agent_id
+    told.may_have_executed = True
+    told.retryable = error.retryable and work.envelope.idempotent
+    return told

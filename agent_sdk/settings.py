@@ -1,0 +1,78 @@
+"""Where the node is and how to get in: the one module of the SDK that reads the environment.
+
+`REACH_URL` (`HOST:PORT[,HOST:PORT…]`), `REACH_API_KEY`, `REACH_CLIENT_TLS_CA`, `REACH_CLIENT_TLS_CERT`,
+`REACH_CLIENT_TLS_KEY` (paths of PEM files). Arguments win over the environment.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent_sdk.errors import ConnectFailed
+
+DEFAULT_URL = "127.0.0.1:7070"
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Files of a TLS connection: `ca` verifies the node (None: the system's roots), `cert` and `key` show who we are."""
+
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Everything needed to dial: addresses in the order to try them, the key, the TLS files (None: in the clear)."""
+
+    addresses: tuple[str, ...]
+    api_key: str = ""
+    tls: Tls | None = None
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """The headers that a stream is opened with."""
+        return (("authorization", f"Bearer {self.api_key}"),) if self.api_key else ()
+
+
+def access(url: str | None = None, api_key: str | None = None, tls: Tls | None = None) -> Access:
+    """Put arguments and environment together. Raises `ConnectFailed` for a url that cannot be read."""
+    key = (api_key if api_key is not None else os.environ.get("REACH_API_KEY", "")).strip()
+    if not key.isascii() or not key.isprintable():
+        raise ConnectFailed("the API key holds characters that cannot be sent")
+    return Access(addresses(url or os.environ.get("REACH_URL") or DEFAULT_URL), key, tls or _tls_of_environment())
+
+
+def addresses(url: str) -> tuple[str, ...]:
+    """Split `HOST:PORT[,HOST:PORT…]`; IPv6 hosts stand in brackets. Raises `ConnectFailed` naming what is wrong."""
+    found: list[str] = []
+    for part in url.split(","):
+        text = part.strip()
+        host, _, port = text.rpartition(":")
+        bracketed = host.startswith("[") and host.endswith("]")
+        plain = bool(host) and not set(host) & set(":/[]@ \t")
+        if not (bracketed or plain) or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ConnectFailed(
+                f"cannot read the address {text!r}: expected HOST:PORT[,HOST:PORT…], as in {DEFAULT_URL}"
+            )
+        if text not in found:
+            found.append(text)
+    return tuple(found)
+
+
+def _tls_of_environment() -> Tls | None:
+    ca, cert, key = (os.environ.get(f"REACH_CLIENT_TLS_{name}") or None for name in ("CA", "CERT", "KEY"))
+    return Tls(ca, cert, key) if ca or cert or key else None
+
+
+def pem(path: str | None) -> bytes:
+    """A PEM file's content; empty for None. Raises `ConnectFailed` naming a file that cannot be read."""
+    if path is None:
+        return b""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConnectFailed(f"cannot read the TLS file {path}: {error.strerror}") from error

@@ -1,0 +1,88 @@
+"""One delivered message while it is handled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any
+
+from agent_sdk.handlers import Handler
+from agent_sdk.responses import Waiter
+from agentreach.v1 import envelope_pb2 as pb
+
+if TYPE_CHECKING:
+    from agent_sdk.host import Host
+
+Key = tuple[str, str, str, str]
+"""tenant, principal, env, message_id: what makes two copies the same message."""
+
+
+class Work:
+    """A message, who waits for its answer, and how far it came."""
+
+    __slots__ = (
+        "__weakref__",
+        "admitted",
+        "body",
+        "cancelled",
+        "credit",
+        "credit_waiter",
+        "deadline",
+        "ended",
+        "envelope",
+        "handler",
+        "host",
+        "items",
+        "items_bytes",
+        "key",
+        "lane",
+        "message_id",
+        "place",
+        "received",
+        "replies",
+        "session",
+        "started",
+        "task",
+        "tell",
+        "waiters",
+    )
+
+    def __init__(
+        self, host: Host, key: Key, envelope: pb.Envelope, handler: Handler, received: float, deadline: float
+    ) -> None:
+        self.host = host
+        self.key = key
+        self.message_id = key[3]
+        self.envelope = envelope
+        self.handler = handler
+        self.received = received
+        self.deadline = deadline
+        self.waiters: list[Waiter] = []
+        self.replies = True
+        """False for an event: nobody waits."""
+        self.session: Hashable | None = None
+        self.lane = 1
+        self.admitted = False
+        self.place = 0
+        self.started = 0.0
+        self.ended = False
+        self.cancelled = False
+        self.tell = False
+        """True once it has waited so long that its start is news."""
+        self.task: asyncio.Task[None] | None = None
+        self.items: list[bytes] | None = None
+        """Items of a streamed reply so far, for a waiter that joins; None once they were too many to keep."""
+        self.items_bytes = 0
+        self.credit = 0
+        self.credit_waiter: asyncio.Future[None] | None = None
+        self.body: Any = None
+
+    @property
+    def trace_id(self) -> str:
+        """The trace the message belongs to."""
+        return self.envelope.trace_id
+
+    @property
+    def lineage(self) -> bytes:
+        """What is echoed on everything sent while handling it."""
+        return self.envelope.lineage
