@@ -133,7 +133,7 @@ class TestOutage:
             assert revisions == sorted(set(revisions))
             await follower.close()
 
-    async def test_a_lease_of_a_member_that_died_is_lost_by_the_local_clock(self) -> None:
+    async def test_a_lease_is_lost_by_the_local_clock_and_released_in_time_although_etcd_is_gone(self) -> None:
         async with start_etcd() as etcd, connected(etcd) as store:
             lease = await store.hold_lease(2)
             etcd.members[0].kill()
@@ -141,7 +141,9 @@ class TestOutage:
             async with asyncio.timeout(LIMIT_S):
                 await lease.wait_lost()
             assert boot_time() - started < 2.5
-            await lease.release()
+            started = boot_time()
+            await lease.release()  # best effort: nobody is there, and stopping does not wait for long
+            assert boot_time() - started < 2.5
 
     async def test_a_lease_revoked_by_hand_is_lost(self, cluster: EtcdCluster) -> None:
         async with connected(cluster, "/hand/") as store:
