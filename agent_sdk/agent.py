@@ -232,7 +232,7 @@ class Agent:
             await connection.release(lease)
 
     async def ended(self) -> None:
-        """Wait until the agent is no longer attached; raises `AgentReplaced`, or what else ended it against our will."""
+        """Wait until the agent is no longer attached; raises what ended it, if it was not our wish."""
         host = self._host
         if host is not None:
             await host.gone.wait()

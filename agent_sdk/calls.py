@@ -258,8 +258,6 @@ class Calls:
         for future in [call.future, *(joiner.future for joiner in call.joined or ())]:
             if not future.done():
                 future.set_exception(error)
-        if call.joined:
-            call.future.exception() if call.future.done() and not call.future.cancelled() else None
 
     def _outlived(self, call: Call, error: ReachError, now: float) -> bool:
         """The first deadline has passed: those who still have time go on with the same message_id."""
@@ -335,11 +333,7 @@ class Calls:
         )
         if not (call.joined and self._outlived(call, error, now)):
             self.cancel(call)
-            call.joined, joined = None, call.joined
             self._failed(call, error, now)
-            for joiner in joined or ():
-                if not joiner.future.done():
-                    joiner.future.set_exception(error)
 
     # ---- the node has forgotten the link ----
 

@@ -42,7 +42,7 @@ class ConnectedMesh(Mesh):
 
 
 class Connecting:
-    """What `connect()` returns: `async with connect() as mesh`, or `mesh = await connect()` and `await mesh.close()`."""
+    """What `connect()` returns: `async with connect() as mesh`, or `mesh = await connect()` and a `close()`."""
 
     def __init__(
         self,

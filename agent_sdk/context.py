@@ -12,7 +12,7 @@ from agent_sdk.streams import ReplyStream
 from agentreach.aio.clock import boot_time
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
     from agent_sdk.client import Mesh
     from agent_sdk.sync import BlockingStream

@@ -77,6 +77,7 @@ class MeshLink:
         self._trouble = ""
         self._trouble_logged = -_LOG_EVERY_S
         self._flushes: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._emptied: asyncio.Future[None] | None = None
         self._room: deque[asyncio.Future[None]] = deque()
         self._ticker: asyncio.TimerHandle | None = None
 
@@ -91,7 +92,7 @@ class MeshLink:
         return item
 
     def signal(self, signal: frames.Signal) -> int:
-        """Queue a signal; returns its frame's number, 0 for one that is not numbered (dropped while there is no stream)."""
+        """Queue a signal; returns its frame's number, 0 for one without (which is lost while there is no stream)."""
         number = self.link.signal(signal)
         if self.outlet is not None:
             self.outlet.wake()
@@ -129,8 +130,16 @@ class MeshLink:
         self._flushes.append((number, waiter))
         await waiter
 
+    async def emptied(self) -> None:
+        """Wait until nothing waits and nothing is unacknowledged, or the stream has ended."""
+        while self.up and not self.link.idle:
+            self._emptied = self.loop.create_future()
+            await self._emptied
+
     def acknowledged(self) -> None:
         """An ack came in."""
+        if self._emptied is not None and not self._emptied.done():
+            self._emptied.set_result(None)
         acknowledged = self.link.acknowledged
         while self._flushes and self._flushes[0][0] <= acknowledged:
             waiter = self._flushes.popleft()[1]
@@ -274,6 +283,8 @@ class MeshLink:
         if self.outlet is not None:
             self.outlet.abandon()
             self.outlet = None
+        if self._emptied is not None and not self._emptied.done():
+            self._emptied.set_result(None)
         self.link.cut()
         if self.failure is None:
             self._up.clear()
@@ -300,6 +311,11 @@ class MeshLink:
             self._ticker.cancel()
             self._ticker = None
         self._up.set()
+
+    @property
+    def busy(self) -> bool:
+        """True while an agent of this process handles something."""
+        return any(host.busy for host in self.hosts.values())
 
     # ---- agents ----
 

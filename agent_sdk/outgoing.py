@@ -141,7 +141,7 @@ def _target(
     )
 
 
-def _policy(name: str) -> pb.RoutingPolicy:
+def _policy(name: str) -> pb.RoutingPolicy.ValueType:
     try:
         return pb.RoutingPolicy.Value(name.upper())
     except ValueError:

@@ -66,6 +66,6 @@ class Redial:
     def move_on(self, peers: Sequence[str] = ()) -> None:
         """Take the next address; `peers` are added to those known."""
         before = self.address
-        self._peers = [peer for peer in dict.fromkeys([*peers, *self._peers])]
+        self._peers = list(dict.fromkeys([*peers, *self._peers]))
         known = self._known()
         self._at = (known.index(before) + 1) % len(known) if before in known else 0

@@ -8,7 +8,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from typing import Any
 
 from agent_sdk import connection
 from agent_sdk.agent import Agent
@@ -26,7 +27,7 @@ EXIT_REPLACED = 4
 async def serve(*agents: Agent) -> None:
     """Attach the agents, over one link where they share their address and credentials, and serve until cancelled.
 
-    Waits for a node for ever. Cancelling it drains. Raises `AgentReplaced`, or the `ReachError` a node refused one with.
+    Waits for a node for ever. Cancelling it drains. Raises `AgentReplaced`, or what a node refused an agent with.
     """
     await _serve(agents, asyncio.Event())
 
@@ -70,9 +71,9 @@ async def _until_ended(agents: tuple[Agent, ...]) -> None:
         await asyncio.gather(*waits, return_exceptions=True)
 
 
-async def _unless(stop: asyncio.Event, wait: object) -> None:
+async def _unless(stop: asyncio.Event, wait: Coroutine[Any, Any, None]) -> None:
     """Await something, or give it up when told to stop."""
-    work = asyncio.ensure_future(wait)  # type: ignore[arg-type]  # a coroutine
+    work = asyncio.create_task(wait, name="agent_sdk serve")
     stopping = asyncio.create_task(stop.wait(), name="agent_sdk stop")
     try:
         await asyncio.wait([work, stopping], return_when=asyncio.FIRST_COMPLETED)

@@ -17,7 +17,7 @@ DEFAULT_URL = "127.0.0.1:7070"
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Files of a TLS connection: `ca` verifies the node (None: the system's roots), `cert` and `key` show who we are."""
+    """Files of a TLS connection: `ca` verifies the node (None: the system's), `cert` and `key` show who we are."""
 
     ca: str | None = None
     cert: str | None = None

@@ -328,9 +328,7 @@ class FakeNode:
         for entry, (origin, message_id, home, agent_id) in list(self._entries.items()):
             if origin is session and message_id == envelope.correlation_id:
                 home.send(
-                    pb.Envelope(
-                        type=pb.CANCEL, correlation_id=message_id, entry=entry, attempt=1, recipient=agent_id
-                    )
+                    pb.Envelope(type=pb.CANCEL, correlation_id=message_id, entry=entry, attempt=1, recipient=agent_id)
                 )
 
     def _publish(self, session: Session, envelope: pb.Envelope) -> None:
@@ -358,5 +356,5 @@ class FakeNode:
 async def eventually(condition: Callable[[], bool], within_s: float = 5.0) -> None:
     """Wait until `condition` holds; fails the test after `within_s`."""
     async with asyncio.timeout(within_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110  # conditions of any kind, seen from outside
             await asyncio.sleep(0.005)

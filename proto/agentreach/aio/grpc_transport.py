@@ -47,7 +47,7 @@ class GrpcTransport:
             channel = grpc.aio.secure_channel(address, self._credentials, options=options)
         admitted = False
         try:
-            call = channel.stream_stream(CONNECT_PATH)(metadata=tuple(metadata))
+            call: Any = channel.stream_stream(CONNECT_PATH)(metadata=tuple(metadata))
             await _admission(call)
             admitted = True
             return GrpcStream(channel, call)

@@ -61,5 +61,5 @@ class Transport(Protocol):
     """Opens streams to nodes."""
 
     async def open(self, address: str, metadata: Sequence[tuple[str, str]]) -> Stream:
-        """Open a stream and wait until the node has admitted it. Raises `Refused`. Cancelling it leaves nothing open."""
+        """Open a stream and wait until it is admitted. Raises `Refused`. Cancelling it leaves nothing open."""
         ...
