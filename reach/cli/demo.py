@@ -7,10 +7,10 @@ import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from typing import Any
 
 import click
 
+from reach.cli import ending
 from reach.cli.ending import Ended, Exit
 from reach.cli.output import console
 
@@ -43,8 +43,11 @@ def demo(listen: str, http: str, once: bool) -> None:
         require_free(http, "HTTP", "http")
     except (PortTaken, ValueError) as error:
         raise Ended(str(error), Exit.USAGE) from error
-    code = asyncio.run(_Demo(listen, http).run(once))
-    sys.exit(code)
+    sys.exit(ending.run(_run(listen, http, once)))
+
+
+async def _run(listen: str, http: str, once: bool) -> int:
+    return await _Demo(listen, http).run(once)
 
 
 class _Demo:
@@ -55,24 +58,30 @@ class _Demo:
         self.http = http
         self.node: Process | None = None
         self.agents: list[Process] = []
+        self.watches: list[asyncio.Task[None]] = []
+        self.died: asyncio.Future[Process] = asyncio.get_running_loop().create_future()
         self.stopped = asyncio.Event()
 
     async def run(self, once: bool) -> int:
+        """Show the demo until it is over, stopped by a signal, or one of its processes dies; the exit code."""
         loop = asyncio.get_running_loop()
         for name in ("SIGINT", "SIGTERM", "SIGHUP"):
             if hasattr(signal, name):
                 loop.add_signal_handler(getattr(signal, name), self.stopped.set)
+        show = asyncio.create_task(self._show(once), name="demo")
+        stop = asyncio.create_task(self.stopped.wait(), name="demo-stop")
         try:
-            work = asyncio.ensure_future(self._show(once))
-            stop = asyncio.ensure_future(self.stopped.wait())
-            await asyncio.wait((work, stop), return_when=asyncio.FIRST_COMPLETED)
-            stop.cancel()
-            if not work.done():
-                work.cancel()
-                await asyncio.wait((work,))
-            return 0 if work.cancelled() else work.result()
+            await asyncio.wait((show, stop, self.died), return_when=asyncio.FIRST_COMPLETED)
+            if show.done():
+                return show.result()
+            return self._death(self.died.result()) if self.died.done() else int(Exit.OK)
         finally:
-            await self._end()
+            for task in (show, stop, *self.watches):
+                task.cancel()
+            await asyncio.wait((show, stop, *self.watches))
+            # Agents first, so that they say goodbye to a living node. Each within its limit, then by force.
+            await _stop(self.agents, _AGENT_STOP_LIMIT_S)
+            await _stop([self.node] if self.node else [], _NODE_STOP_LIMIT_S)
 
     async def _show(self, once: bool) -> int:
         from reach.cli import demo_calls
@@ -80,54 +89,43 @@ class _Demo:
         screen = console()
         screen.print(f"starting a node on {self.listen} and {_AGENTS} agents …")
         self.node = await self._start("reach.cli.demo_node", self.listen, self.http)
-        self.agents = [await self._start("reach.cli.demo_agents", role) for role in _ROLES]
-        ready = asyncio.ensure_future(demo_calls.wait_for_agents(self.listen, _AGENTS, _START_LIMIT_S))
-        died = asyncio.ensure_future(self._first_death())
-        try:
-            await asyncio.wait((ready, died), return_when=asyncio.FIRST_COMPLETED)
-            if died.done():
-                return died.result()
-            if not ready.result():
-                raise Ended(f"not all agents were ready after {_START_LIMIT_S:g} s", Exit.MESH_ERROR)
-            if not await demo_calls.make_calls(self.listen, screen):
-                return int(Exit.MESH_ERROR)
-            if once:
-                return 0
+        if not await demo_calls.wait_for_agents(self.listen, 0, _START_LIMIT_S):
+            raise Ended(f"the node was not ready after {_START_LIMIT_S:g} s", Exit.MESH_ERROR)
+        for role in _ROLES:
+            self.agents.append(await self._start("reach.cli.demo_agents", role))
+        if not await demo_calls.wait_for_agents(self.listen, _AGENTS, _START_LIMIT_S):
+            raise Ended(f"not all agents were ready after {_START_LIMIT_S:g} s", Exit.MESH_ERROR)
+        if not await demo_calls.make_calls(self.listen, screen):
+            return int(Exit.MESH_ERROR)
+        if not once:
             demo_calls.print_how_to(self.listen, self.http, screen)
-            return await died
-        finally:
-            for task in (ready, died):
-                task.cancel()
+            await self.stopped.wait()
+        return int(Exit.OK)
 
     async def _start(self, module: str, *arguments: str) -> Process:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("REACH_")}
-        environment["REACH_URL"] = self.listen
-        if module == "reach.cli.demo_node":
-            del environment["REACH_URL"]
+        if module == "reach.cli.demo_agents":
+            environment["REACH_URL"] = self.listen
         # A session of its own: Ctrl-C reaches only this process, which then ends the others in order.
-        return await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", module, *arguments,
             stdin=PIPE, stdout=DEVNULL, env=environment, start_new_session=True,
         )  # fmt: skip
+        self.watches.append(asyncio.create_task(self._watch(process), name=f"demo-watch {process.pid}"))
+        return process
 
-    async def _first_death(self) -> int:
-        """Wait until a process ends by itself, which none should; the code to end with."""
-        assert self.node is not None
-        waits: dict[asyncio.Task[int], Any] = {
-            asyncio.ensure_future(process.wait()): process for process in (self.node, *self.agents)
-        }
-        done, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for task in pending:
-            task.cancel()
-        process = waits[done.pop()]
+    async def _watch(self, process: Process) -> None:
+        await process.wait()
+        if not self.died.done():
+            self.died.set_result(process)
+
+    def _death(self, process: Process) -> int:
+        """Say which process ended by itself; the exit code."""
+        if process is self.node and process.returncode == Exit.USAGE:
+            return int(Exit.USAGE)  # it has said why
         what = "the node" if process is self.node else "an agent"
         click.echo(f"reach: {what} ended by itself (exit code {process.returncode})", err=True)
-        return int(Exit.USAGE) if process is self.node and process.returncode == Exit.USAGE else int(Exit.MESH_ERROR)
-
-    async def _end(self) -> None:
-        """Agents first, so that they say goodbye to a living node. Each within its limit, then by force."""
-        await _stop(self.agents, _AGENT_STOP_LIMIT_S)
-        await _stop([self.node] if self.node else [], _NODE_STOP_LIMIT_S)
+        return int(Exit.MESH_ERROR)
 
 
 async def _stop(processes: list[Process], limit_s: float) -> None:

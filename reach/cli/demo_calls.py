@@ -12,24 +12,27 @@ from rich.text import Text
 
 from agent_sdk import connect
 from agent_sdk.errors import ReachError
+from agent_sdk.settings import DEFAULT_URL
+from agentreach.v1.envelope_pb2 import Envelope, Target
 from agentreach.v1.registry_pb2 import HEALTHY, ListAgentsRequest
 from reach.adapters.admin_client import AdminClient, NodeUnreached
 from reach.cli.output import duration
 
+_OTHERS = ("alan", "grace", "edsger", "barbara", "john", "frances", "donald", "radia", "niklaus", "margaret")
 _ASK_EVERY_S = 0.1
 _SHOWN_CHARS_MAX = 100
 
 
 async def wait_for_agents(listen: str, count: int, limit_s: float) -> bool:
-    """True as soon as `count` agents are healthy; False if they are not within the limit."""
+    """True as soon as the node answers and `count` agents are healthy; False if that takes longer than the limit."""
     end = time.monotonic() + limit_s
     while time.monotonic() < end:
         try:
             async with AdminClient([listen], limit_s=1.0) as client:
                 found = await client.list_agents(ListAgentsRequest())
         except NodeUnreached:
-            found = []
-        if sum(record.status == HEALTHY for record in found) >= count:
+            found = None
+        if found is not None and sum(record.status == HEALTHY for record in found) >= count:
             return True
         await asyncio.sleep(_ASK_EVERY_S)
     return False
@@ -43,20 +46,22 @@ async def make_calls(listen: str, screen: Console) -> bool:
             await shown.ask(mesh, "by capability", {"hello": "world"}, capabilities=["echo"])
             await shown.ask(mesh, "by type", "are you there?", agent_type="echo")
             await shown.stream(mesh, "a stream", "why is the sky blue?", capabilities=["think"])
-            for session, sentence in (("ada", "my name is Ada"), ("alan", "I am Alan"), ("ada", "who am I?")):
-                await shown.ask(mesh, f"session {session}", sentence, agent_type="memory", session=session)
+            await shown.ask(mesh, "session ada", "my name is Ada", agent_type="memory", session="ada")
+            other = await _elsewhere(client)
+            await shown.ask(mesh, f"session {other}", f"I am {other.title()}", agent_type="memory", session=other)
+            await shown.ask(mesh, "session ada", "who am I?", agent_type="memory", session="ada")
             trace_id = await shown.ask(mesh, "agent to agent", "pass it on", capabilities=["report"])
         except ReachError as error:
             screen.print(Text(f"  failed: {error.code.value}: {error}", style="red"))
             return False
         await shown.refused(mesh, "nobody can", "please fly", capabilities=["fly"])
-    screen.print(f"\n  where the time of a call went:  reach trace {trace_id}")
+    screen.print(f"\n  where the time of that call went:  reach trace{_url(listen)} {trace_id}")
     return True
 
 
 def print_how_to(listen: str, http: str, screen: Console) -> None:
     """How to call it from a second terminal."""
-    url = "" if listen == "127.0.0.1:7070" else f" --url {listen}"
+    url = _url(listen)
     call = '{"target":{"capabilities":["echo"]},"timeoutMs":2000,"payload":{"json":{"hello":"world"}}}'
     screen.print(
         f"""
@@ -72,6 +77,21 @@ try it from another terminal (in .venv/bin, if it is not on your PATH):
 Ctrl-C ends it.""",
         soft_wrap=True,
     )
+
+
+def _url(listen: str) -> str:
+    return "" if listen == DEFAULT_URL else f" --url {listen}"
+
+
+async def _elsewhere(client: AdminClient) -> str:
+    """A session that goes to the other instance than ada's, so that one sees that there are two."""
+    target = Target(agent_type="memory")
+    home = await client.explain(Envelope(target=target, session_id="ada", timeout_ms=1000))
+    for session in _OTHERS:
+        other = await client.explain(Envelope(target=target, session_id=session, timeout_ms=1000))
+        if other.chosen != home.chosen:
+            return session
+    return _OTHERS[0]
 
 
 class _Shown:
@@ -125,15 +145,15 @@ class _Shown:
             self._screen.print(Text(f"{'':42}{route}", style="dim"), soft_wrap=True)
 
     async def _route(self, trace_id: str) -> str:
-        """How the node chose, as its trace has it."""
+        """Through whom the call went, and how the node chose, as its trace has it."""
         trace = await self._client.get_trace(trace_id)
-        steps = [
-            f"{stage.name} {stage.detail}".strip()
-            for message in trace.messages[:1]
-            for stage in message.stages
-            if stage.detail and stage.name == "routed"
-        ]
-        return "; ".join(steps)
+        hops: list[str] = []
+        for message in trace.messages:
+            if message.stages:
+                how = next((stage.detail for stage in message.stages if stage.name == "routed"), "")
+                hops.append(f"{message.source} → node {message.stages[0].node_id} → {message.agent_id}")
+                hops[-1] += f" ({how})" if how else ""
+        return ", then ".join(hops)
 
 
 def _head(mark: str, style: str, what: str, target: str) -> Text:

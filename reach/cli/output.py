@@ -22,8 +22,13 @@ def console() -> Console:
     """Standard output. Markup is off: what agents send is shown as it is."""
     from rich.console import Console
 
+    class Piped(Console):
+        def on_broken_pipe(self) -> None:
+            """Leave it to the command's rim, which knows that it is no failure; rich would exit with 1."""
+            raise BrokenPipeError
+
     width = None if sys.stdout.isatty() else _PIPE_WIDTH
-    return Console(width=width, highlight=False, markup=False, emoji=False)
+    return Piped(width=width, highlight=False, markup=False, emoji=False)
 
 
 def print_json(value: Any) -> None:

@@ -25,6 +25,7 @@ _WHERE = {
     "retried": "before the next attempt",
 }
 _ENDS = frozenset({"replied", "failed", "cancelled"})
+_HANDLING = frozenset({"started", "progress", "first item"})
 _DEPTH_MAX = 20  # deeper nesting is drawn at this depth: there is no room for more
 
 
@@ -115,15 +116,26 @@ def _begin_us(message: TracedMessage) -> int:
 
 def _message(message: TracedMessage, depth: int, begin_us: int) -> Message:
     stages = message.stages
-    spans = [
-        Span(_where(stage), begin_us + stage.offset_us, begin_us + following.offset_us, stage.detail, stage.attempt)
-        for stage, following in pairwise(stages)
-        if stage.name not in _ENDS or following.offset_us > stage.offset_us
-    ]
+    spans: list[Span] = []
+    where = ""
+    handled_attempt = -1
+    for stage, following in pairwise(stages):
+        if stage.name in _HANDLING:
+            handled_attempt = stage.attempt
+        # An acknowledgement may take 20 ms, and come after the handler began: the message does not go back.
+        if not (stage.name == "accepted" and handled_attempt == stage.attempt):
+            where = _where(stage)
+        begin, end = begin_us + stage.offset_us, begin_us + following.offset_us
+        detail = _told_otherwise(stage)
+        if spans and spans[-1].where == where and spans[-1].attempt == stage.attempt:
+            before = spans.pop()
+            begin, detail = before.begin_us, ", ".join(part for part in (before.detail, detail) if part)
+        spans.append(Span(where, begin, end, detail, stage.attempt))
     end_us = begin_us + (stages[-1].offset_us if stages else 0)
-    ending = stages[-1].detail if stages and stages[-1].name in _ENDS else ""
+    ending = _told_otherwise(stages[-1]) if stages and stages[-1].name in _ENDS else ""
     if stages and not message.outcome:
-        spans.append(Span(f"still {_where(stages[-1])}", end_us, end_us, stages[-1].detail, stages[-1].attempt))
+        last = stages[-1]
+        spans.append(Span(f"still {_where(last)}", end_us, end_us, _told_otherwise(last), last.attempt))
     return Message(
         depth,
         message.message_id,
@@ -139,3 +151,9 @@ def _message(message: TracedMessage, depth: int, begin_us: int) -> Message:
 
 def _where(stage: TraceStage) -> str:
     return _WHERE.get(stage.name, f"after {stage.name}")
+
+
+def _told_otherwise(stage: TraceStage) -> str:
+    """The stage's detail without the times that the picture itself shows ("after 5.000 s in the agent's queue")."""
+    parts = stage.detail.split(", ")
+    return ", ".join(part for part in parts if not (part.startswith("after ") and " s in the " in part))

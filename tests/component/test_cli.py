@@ -1,0 +1,221 @@
+"""The command line: what it prints, where, and with which exit code. Against a server with a fake node behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from agentreach.v1.error_pb2 import NO_ROUTE
+from agentreach.wire import errors
+from reach.adapters.admin_client import NodeUnreached
+from reach.adapters.grpc_server import GrpcServer
+from reach.cli import ending
+from reach.cli.ending import Ended, Exit
+from reach.cli.root import reach
+from reach.core.ports import MeshFailure
+from tests.support.switchboard import RuleSwitchboard
+
+LIMIT_S = 20.0
+
+
+@pytest.fixture
+def node() -> Iterator[str]:
+    """Address of a server in a thread with a loop of its own: commands run loops themselves."""
+    started: list[str] = []
+    up = threading.Event()
+    stop: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    async def serve() -> None:
+        server = GrpcServer(RuleSwitchboard(), listen="127.0.0.1:0")
+        await server.start()
+        over = asyncio.Event()
+        stop.append((asyncio.get_running_loop(), over))
+        started.append(server.address)
+        up.set()
+        await over.wait()
+        await server.stop(0)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="fake-node")
+    thread.start()
+    assert up.wait(LIMIT_S)
+    yield started[0]
+    loop, over = stop[0]
+    loop.call_soon_threadsafe(over.set)
+    thread.join(LIMIT_S)
+
+
+@pytest.fixture
+def closed_port() -> Iterator[str]:
+    """An address where nobody listens, and nobody else can."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{held.getsockname()[1]}"
+
+
+def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """The real command in a process of its own, without REACH_ variables but those given."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("REACH_")}
+    return subprocess.run(
+        [sys.executable, "-m", "reach.cli", *arguments],
+        capture_output=True, text=True, timeout=LIMIT_S, env=environment | more, input="", check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "command", ["serve", "demo", "test-agent", "agents", "call", "explain", "trace", "check-config", "version"]
+)
+def test_every_command_has_help_with_an_example(command: str) -> None:
+    result = CliRunner().invoke(reach, [command, "--help"])
+    assert result.exit_code == 0
+    assert command == "version" or f"reach {command}" in result.output.split("Options:")[0].split("Usage:")[1]
+
+
+def test_an_unknown_command_names_the_nearest() -> None:
+    result = run("agnts")
+    assert result.returncode == 2
+    assert "Did you mean 'agents'?" in result.stderr
+
+
+def test_version_is_printed_and_as_json() -> None:
+    assert CliRunner().invoke(reach, ["version"]).output.startswith("Agent-Reach ")
+    assert json.loads(CliRunner().invoke(reach, ["version", "--json"]).output)["agent-reach-mesh"]
+
+
+def test_agents_are_listed_as_a_plain_table_into_a_pipe_and_as_json(node: str) -> None:
+    result = run("agents", "--url", node)
+    assert result.returncode == 0, result.stderr
+    assert "echo/1" in result.stdout and "HEALTHY" in result.stdout and "\x1b" not in result.stdout
+    listed = json.loads(run("agents", "--json", REACH_URL=node).stdout)
+    assert listed[0]["agentId"] == "echo/1"
+    assert listed[0]["inFlight"] == 0  # defaults are written out
+
+
+def test_explain_shows_the_choice(node: str) -> None:
+    result = run("explain", "--url", node, "--capability", "echo")
+    assert result.returncode == 0, result.stderr
+    assert "→" in result.stdout and "chosen: echo/1" in result.stdout
+    assert json.loads(run("explain", "--url", node, "-c", "echo", "--json").stdout)["chosen"] == "echo/1"
+
+
+def test_explain_and_call_need_one_target_and_say_how() -> None:
+    for command in (["explain"], ["call", "hi"]):
+        result = CliRunner().invoke(reach, command)
+        assert result.exit_code == 2
+        assert "--capability" in result.output
+        result = CliRunner().invoke(reach, [*command, "--id", "a/1", "--type", "a"])
+        assert result.exit_code == 2
+
+
+def test_trace_prints_or_ends_with_what_the_mesh_said(node: str) -> None:
+    assert "m1" in run("trace", "--url", node, "abc").stdout
+    result = run("trace", "--url", node, "unknown")
+    assert result.returncode == Exit.MESH_ERROR
+    assert result.stderr.startswith("reach: NO_ROUTE") and result.stdout == ""
+
+
+@pytest.mark.parametrize("command", [["agents"], ["trace", "abc"], ["explain", "-c", "echo"]])
+def test_no_node_is_one_line_and_exit_code_3(closed_port: str, command: list[str]) -> None:
+    result = run(*command, "--url", closed_port)
+    assert result.returncode == Exit.NO_NODE
+    assert result.stderr.count("\n") == 1
+    assert closed_port in result.stderr and "reach serve" in result.stderr
+
+
+def test_the_second_address_is_tried_when_the_first_is_dead(node: str, closed_port: str) -> None:
+    assert run("agents", "--url", f"{closed_port},{node}").returncode == 0
+
+
+def test_an_address_that_is_none_is_a_usage_error() -> None:
+    result = CliRunner().invoke(reach, ["agents", "--url", "nonsense"])
+    assert result.exit_code == 2
+    assert "HOST:PORT" in result.output
+
+
+def test_a_reader_that_has_enough_is_no_failure(node: str) -> None:
+    environment = os.environ | {"REACH_URL": node}
+    with subprocess.Popen(
+        [sys.executable, "-m", "reach.cli", "agents"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.wait(LIMIT_S) == 0
+        assert process.stderr.read() == b""
+
+
+def test_check_config_shows_what_was_changed_and_hides_secrets(tmp_path: Path) -> None:
+    file = tmp_path / "reach.toml"
+    file.write_text('lane_max = 5\nregistry_password = "hunter2"\n[aliases]\na = "b"\n')
+    result = run("check-config", "--config", str(file))
+    assert result.returncode == 0, result.stderr
+    assert "default 100" in result.stdout and "hunter2" not in result.stdout
+    shown = json.loads(run("check-config", "--json", "--config", str(file), REACH_MAX_HOPS="3").stdout)
+    assert (shown["lane_max"], shown["max_hops"], shown["aliases"]) == (5, 3, {"a": "b"})
+    assert shown["registry_password"] == "(secret)"
+
+
+@pytest.mark.parametrize("command", ["check-config", "serve"])
+def test_a_bad_configuration_is_one_line_and_exit_code_2(command: str) -> None:
+    for result in (run(command, "--lane-max", "0"), run(command, REACH_LANE_MAKS="3"), run(command, "--config", "/no")):
+        assert result.returncode == Exit.USAGE
+        assert result.stderr.count("\n") == 1 and result.stderr.startswith("reach: ")
+
+
+def test_an_unknown_option_names_the_nearest() -> None:
+    result = run("serve", "--lisen", "x")
+    assert result.returncode == Exit.USAGE
+    assert "--listen" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["serve", "demo"])
+@pytest.mark.parametrize("which", ["--listen", "--http"])
+def test_a_taken_port_is_one_line_and_exit_code_2(command: str, which: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        other = "--http" if which == "--listen" else "--listen"
+        result = run(command, which, address, other, "127.0.0.1:0")
+    assert result.returncode == Exit.USAGE
+    lines = [line for line in result.stderr.splitlines() if line.startswith("reach: ")]
+    assert len(lines) == 1 and address in lines[0] and which in lines[0]
+    assert "Traceback" not in result.stderr
+
+
+def test_call_reads_json_or_text_and_refuses_nothing_at_all() -> None:
+    from reach.cli.call import _value
+
+    assert _value('{"a": 1}') == {"a": 1}
+    assert _value("hello there") == "hello there"
+    assert _value("[" * 100_000) == "[" * 100_000
+
+
+def test_test_agent_refuses_a_bad_name_and_bad_rates() -> None:
+    for arguments in (["--type", "Not A Type"], ["--fail", "2"], ["--delay", "-1"]):
+        assert CliRunner().invoke(reach, ["test-agent", *arguments]).exit_code == 2
+
+
+async def _raising(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (NodeUnreached("nobody"), Exit.NO_NODE),
+        (MeshFailure(errors.failure(NO_ROUTE, "nothing matches")), Exit.MESH_ERROR),
+    ],
+)
+def test_errors_become_exit_codes(error: Exception, code: Exit) -> None:
+    with pytest.raises(Ended) as caught:
+        ending.run(_raising(error))
+    assert caught.value.code is code
