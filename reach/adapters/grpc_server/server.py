@@ -54,6 +54,7 @@ class GrpcServer:
         try:
             port = server.add_insecure_port(self._listen)
         except RuntimeError as error:  # somebody was quicker
+            await server.stop(None)
             raise taken(self._listen, "gRPC", "listen") from error
         self._address = join_address(split_address(self._listen)[0], port)
         await server.start()
