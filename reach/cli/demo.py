@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -66,7 +67,7 @@ class _Demo:
         """Show the demo until it is over, stopped by a signal, or one of its processes dies; the exit code."""
         loop = asyncio.get_running_loop()
         for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-            if hasattr(signal, name):
+            with contextlib.suppress(AttributeError, NotImplementedError):  # not on every platform
                 loop.add_signal_handler(getattr(signal, name), self.stopped.set)
         show = asyncio.create_task(self._show(once), name="demo")
         stop = asyncio.create_task(self.stopped.wait(), name="demo-stop")

@@ -187,6 +187,13 @@ async def test_a_stream_cut_by_an_error_says_after_how_many_items(served: Served
     assert (items, info.metadata["items"]) == (3, "3")
 
 
+async def test_a_message_above_grpcs_usual_limit_reaches_the_node_which_answers_it(served: Served) -> None:
+    envelope = Envelope()
+    envelope.payload.body = b"x" * (5 << 20)
+    reply = Envelope.FromString(await served.unary(MESH + "Invoke", envelope.SerializeToString()))
+    assert len(reply.payload.body) == 5 << 20
+
+
 async def test_publish_without_a_type_is_an_event(served: Served) -> None:
     reply = PublishReply.FromString(await served.unary(MESH + "Publish", Envelope().SerializeToString()))
     assert reply.accepted == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncIterator
 
@@ -92,6 +93,48 @@ async def test_a_peer_that_never_half_closes_is_not_waited_for_longer_than_the_l
     served.node.streams[0].finish()
     assert await asyncio.wait_for(call.code(), LIMIT_S) is grpc.StatusCode.OK
     assert time.monotonic() - began < 3.5
+
+
+async def test_a_bug_in_the_nodes_stream_is_internal_and_tells_nothing(served: Served) -> None:
+    call = served.channel.stream_stream(CONNECT)()
+    await call.initial_metadata()
+    stream = served.node.streams[0]
+    stream.fault = RuntimeError("hunter2")
+    stream.finish()
+    assert await asyncio.wait_for(call.code(), LIMIT_S) is grpc.StatusCode.INTERNAL
+    assert "hunter2" not in (await call.details() or "")
+    assert stream.over.is_set()
+
+
+_READER = """
+import asyncio, sys, grpc
+async def main():
+    async with grpc.aio.insecure_channel(sys.argv[1]) as channel:
+        call = channel.stream_stream("/agentreach.v1.MeshService/Connect")()
+        for _ in range(100):
+            await call.write(b"x" * 1000)
+            await call.read()
+        print("reading", flush=True)
+        await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+async def test_a_peer_that_is_killed_while_frames_are_written_ends_the_stream_quietly(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    peer = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _READER, served.server.address, stdout=asyncio.subprocess.PIPE
+    )
+    assert peer.stdout is not None
+    assert await asyncio.wait_for(peer.stdout.readline(), 20) == b"reading\n"
+    stream = served.node.streams[0]
+    for _ in range(200):
+        stream.received(b"y" * 65_536)
+    peer.kill()
+    await asyncio.wait_for(stream.over.wait(), LIMIT_S)
+    await peer.wait()
+    assert [record for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")] == []
 
 
 async def test_a_peer_that_cancels_ends_the_nodes_stream(served: Served) -> None:

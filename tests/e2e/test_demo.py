@@ -187,6 +187,42 @@ def test_agents_explain_and_trace_tell_what_happened(demo: Demo) -> None:
     assert "→ reporter/" in traced and "└ reporter/" in traced and "in the handler" in traced
 
 
+def agent_process(demo: Demo, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "reach.cli", "test-agent", *arguments],
+        stderr=subprocess.PIPE, text=True, env=clean_environment(REACH_URL=demo.listen),
+    )  # fmt: skip
+
+
+def wait_until_listed(demo: Demo, agent_type: str) -> None:
+    end = time.monotonic() + LIMIT_S
+    while time.monotonic() < end:
+        if f"{agent_type}/" in reach(demo, "agents", "--status", "HEALTHY").stdout:
+            return
+    raise AssertionError(f"{agent_type} was not registered in time")
+
+
+def test_a_test_agent_fails_as_told_and_ends_politely(demo: Demo) -> None:
+    with agent_process(demo, "--type", "flaky", "--capabilities", "flake,other", "--fail", "1") as agent:
+        wait_until_listed(demo, "flaky")
+        result = reach(demo, "call", "-c", "flake", "x")
+        assert result.returncode == 1
+        assert "AGENT_ERROR" in result.stderr and "on purpose" in result.stderr
+        agent.terminate()
+        assert agent.wait(LIMIT_S) == 0
+    assert "flaky/" not in reach(demo, "agents").stdout
+
+
+def test_the_elder_of_two_processes_with_one_name_ends_with_code_4_and_says_why(demo: Demo) -> None:
+    with agent_process(demo, "--type", "twin/one") as elder:
+        wait_until_listed(demo, "twin")
+        with agent_process(demo, "--type", "twin/one") as younger:
+            assert elder.wait(LIMIT_S) == 4
+            assert elder.stderr is not None and "twin/one" in elder.stderr.read()
+            younger.terminate()
+            assert younger.wait(LIMIT_S) == 0
+
+
 def test_ctrl_c_ends_it_and_all_its_processes_within_seconds() -> None:
     running = start()
     children = running.children

@@ -23,6 +23,7 @@ class EchoStream:
         self._ready = asyncio.Event()
         self._finished = False
         self.read_after_finish = 0
+        self.fault: Exception | None = None
 
     def received(self, data: bytes) -> None:
         """Queue it as the answer."""
@@ -45,6 +46,8 @@ class EchoStream:
     async def next_frame(self) -> bytes | None:
         """The oldest frame not given back yet."""
         while not self.frames:
+            if self.fault is not None:
+                raise self.fault
             if self._finished:
                 return None
             self._ready.clear()

@@ -18,6 +18,7 @@ from reach.adapters.grpc_server.outcome import (
     end_with,
     failure_of,
     parse,
+    write,
 )
 from reach.core.ports import ANYBODY, Identity, Switchboard
 
@@ -79,7 +80,8 @@ def stream_call(method: str, switchboard: Switchboard) -> Handler:
             replies = switchboard.invoke_stream(envelope, identify(context), context.time_remaining())
             async with aclosing(replies):  # left early, the request is cancelled down to the handler
                 async for reply in replies:
-                    await context.write(reply.SerializeToString())
+                    if not await write(context, reply.SerializeToString()):
+                        return
                     sent += 1
             return
         except asyncio.CancelledError as error:

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 import grpc
 
 from reach.adapters.grpc_server.calls import Handler, identify
-from reach.adapters.grpc_server.outcome import Context, cancelled_from_outside, end_with, failure_of
+from reach.adapters.grpc_server.outcome import Context, cancelled_from_outside, end_with, failure_of, write
 from reach.core.ports import NodeStream, Switchboard
 
 _log = logging.getLogger(__name__)
@@ -29,30 +29,29 @@ def connect(method: str, switchboard: Switchboard) -> Handler:
     async def serve(request_iterator: AsyncIterator[bytes], context: Context) -> None:
         try:
             stream = switchboard.open_stream(identify(context), context.peer())
-        except Exception as error:
-            failure = failure_of(error, method)
-        else:
             await _carry(stream, request_iterator, context)
             return
+        except Exception as error:
+            failure = failure_of(error, method)
         await end_with(context, failure)
 
     return grpc.stream_stream_rpc_method_handler(serve)
 
 
 async def _carry(stream: NodeStream, request_iterator: AsyncIterator[bytes], context: Context) -> None:
+    """Write the stream's frames until the node is done with it, then wait for the peer to half-close."""
     reader: asyncio.Task[None] | None = None
     try:
         await context.send_initial_metadata(())
         reader = asyncio.create_task(_read(stream, request_iterator), name=f"connect-reader {context.peer()}")
         while (frame := await stream.next_frame()) is not None:
-            await context.write(frame)
+            if not await write(context, frame):
+                return
         await asyncio.wait((reader,), timeout=HALF_CLOSE_LIMIT_S)
     except asyncio.CancelledError:
         if cancelled_from_outside():  # the peer left, or the server stops: there is nobody to tell
             raise
         _log.error("the node gave up a stream from inside", extra={"peer": context.peer()})
-    except grpc.aio.UsageError as error:  # a write after the RPC ended: the peer is gone
-        _log.debug("a stream's peer was gone before its last frame: %s", error)
     finally:
         if reader is not None:
             reader.cancel()
@@ -63,5 +62,7 @@ async def _read(stream: NodeStream, request_iterator: AsyncIterator[bytes]) -> N
     try:
         async for data in request_iterator:
             stream.received(data)
+    except Exception as error:  # the stream promises not to raise, the transport does not
+        _log.error("reading a stream failed; it ends", exc_info=error)
     finally:
         stream.ended()

@@ -36,6 +36,19 @@ async def end_with(context: Context, failure: MeshFailure) -> NoReturn:
     await context.abort(_CODES[status.code], status.message, trailers)
 
 
+async def write(context: Context, data: bytes) -> bool:
+    """Write one stream message; False if the peer is gone, however the transport says so.
+
+    Called by the handler coroutine itself only, and never cancelled by us (house.md, traps 1 and 4).
+    """
+    try:
+        await context.write(data)
+    except Exception as error:
+        _log.debug("a stream's peer was gone before a write", exc_info=error)
+        return False
+    return True
+
+
 def failure_of(error: BaseException, method: str, trace_id: str = "") -> MeshFailure:
     """What a caller shall read when a handler ended with `error`; bugs are logged here with their cause."""
     if isinstance(error, MeshFailure):
