@@ -75,9 +75,9 @@ def admit(
     if fault is not None:
         refuse(state, port, envelope, source, fault)
         return
-    request = open_request(state, port, envelope, key, left_s, peer)
-    request.fresh = fresh
-    request.node_made_id = node_made_id
+    request = open_request(state, port, envelope, key, left_s, peer, fresh)
+    if node_made_id:
+        request.node_made_id = True
     route.route(state, request, envelope, parent)
 
 
@@ -125,22 +125,30 @@ def time_left_s(state: State, envelope: Envelope, parent: Lineage | None, spent_
 
 
 def open_request(
-    state: State, port: Port, envelope: Envelope, key: MessageKey, left_s: float, peer: Peer | None
+    state: State, port: Port, envelope: Envelope, key: MessageKey, left_s: float, peer: Peer | None, fresh: bool
 ) -> Request:
     """Enter a request in the books."""
     now = state.now
     number = state.next_number
     state.next_number = number + 1
     deadline = now + left_s
-    request = Request(number, key, state.nonce + number.to_bytes(8, "big"), now, deadline)
-    request.waiters.append(Waiter(port, key[3], deadline))
-    request.trace_id = trace_id = envelope.trace_id
-    request.priority = PRIORITY_LANE[envelope.priority]
-    request.idempotent = envelope.idempotent
+    trace_id = envelope.trace_id
     traced = Traced(key[3], envelope.parent_message_id, trace_id, envelope.source, now, now + state.unix_offset, key[0])
     traced.stages.append(("received", now, 0, ""))
-    request.traced = traced
     state.traces.open(traced)
+    request = Request(
+        number,
+        key,
+        state.nonce + number.to_bytes(8, "big"),
+        received=now,
+        deadline=deadline,
+        waiter=Waiter(port, key[3], deadline),
+        trace_id=trace_id,
+        traced=traced,
+        priority=PRIORITY_LANE[envelope.priority],
+        fresh=fresh,
+        idempotent=envelope.idempotent,
+    )
     state.requests[number] = request
     state.by_key[key] = request
     state.unsettled += 1
@@ -164,7 +172,7 @@ def refuse(state: State, port: Port, envelope: Envelope, source: str, error: Err
     state.traces.close(traced, state.now, True)
     state.stats.finished(envelope.target.agent_type, code, None, None, None, 0.0)
     state.log("debug", "refused", trace_id, code=code, why=error.message)
-    port.deliver(settle.error_reply(error, message_id, trace_id), 1)
+    port.deliver(settle.error_reply(error, message_id, trace_id).SerializeToString(), 1)
 
 
 def _too_late(envelope: Envelope) -> Error:
@@ -235,12 +243,11 @@ def _replayed(state: State, port: Port, envelope: Envelope, key: MessageKey, lef
                 refuse(state, port, envelope, source, _result_gone(envelope.message_id, found.agent_id))
                 return True
             state.stats.duplicates["replayed"] += 1
-            request = open_request(state, port, envelope, key, left_s, settle.peer_of(port))
+            request = open_request(state, port, envelope, key, left_s, settle.peer_of(port), False)
             route.hand_over(state, request, envelope, attachment, None)
         case Stored():
             state.stats.duplicates["replayed"] += 1
-            reply = Envelope.FromString(found.outcome)
-            port.deliver(reply, 1)
+            port.deliver(found.outcome, 1)
     return True
 
 

@@ -27,11 +27,9 @@ class Call:
         self.waiter: object = None
         """What the engine wakes when a reply comes; opaque to the core."""
 
-    def deliver(self, reply: Envelope, priority: int) -> Item | None:
+    def deliver(self, reply: bytes, priority: int, *, final: bool = True) -> Item | None:
         """Keep a reply for the coroutine."""
-        copy = Envelope()
-        copy.CopyFrom(reply)  # the frame it came in would stay in memory with it, and others may get the same object
-        self.replies.append(copy)
-        self.done = self.done or not reply.more
+        self.replies.append(Envelope.FromString(reply))
+        self.done = self.done or final
         self.state.calls.append(self)
         return None

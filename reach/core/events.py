@@ -189,7 +189,7 @@ def finish(state: State, publishing: Publishing) -> None:
         trace_id=publishing.trace_id,
         payload=Payload(content_type="application/json", json=value),
     )
-    publishing.port.deliver(reply, 0)
+    publishing.port.deliver(reply.SerializeToString(), 0)
 
 
 def counts_of(reply: Envelope) -> PublishReply:

@@ -81,7 +81,10 @@ class LineageKeys:
 
     def sign(self, lineage: Lineage) -> bytes:
         """The bytes for `Envelope.lineage`."""
-        data = lineage.SerializeToString()
+        return self.sign_bytes(lineage.SerializeToString())
+
+    def sign_bytes(self, data: bytes) -> bytes:
+        """The same for a lineage that is serialised already."""
         return self._current.name + self._current.signature(data) + data
 
     def verify(self, data: bytes) -> Lineage | None:

@@ -132,7 +132,7 @@ def _progress(state: State, peer: Peer, signal: Signal) -> None:
     request = state.requests.get(int.from_bytes(entry[8:], "big"))
     if request is None or request.attachment is None or request.attachment.peer is not peer:
         return
-    if request.stage is not Stage.DELIVERED or request.traced is None:
+    if request.stage is not Stage.DELIVERED:
         return
     note = request.traced.note
     if progress.started and not request.started:

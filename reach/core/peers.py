@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.wire.link import Item, Link
 
 if TYPE_CHECKING:
@@ -81,10 +80,10 @@ class Peer:
 
     streaming = True
 
-    def deliver(self, reply: Envelope, priority: int) -> Item | None:
-        """Put a RESPONSE on the link. When even replies no longer fit, the link is marked to end."""
+    def deliver(self, reply: bytes, priority: int, *, final: bool = True) -> Item | None:
+        """Put a RESPONSE on the link."""
         state = self.state
-        item = self.link.put(reply, state.now, priority)
+        item = self.link.put_bytes(reply, state.now, priority)
         state.woken.add(self)
         return item
 

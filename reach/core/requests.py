@@ -10,9 +10,9 @@ from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
-from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.wire.limits import STREAM_CREDIT_INITIAL
 from agentreach.wire.link import Item
+from reach.core.writing import recipient_fields
 
 if TYPE_CHECKING:
     from agentreach.policy.wheel import Token
@@ -35,8 +35,11 @@ class Port(Protocol):
         """True if it takes a reply item by item; False if it wants one final reply."""
         ...
 
-    def deliver(self, reply: Envelope, priority: int) -> Item | None:
-        """Take one RESPONSE. Returns the link item by which its acknowledgement can be seen, if there is one."""
+    def deliver(self, reply: bytes, priority: int, *, final: bool = True) -> Item | None:
+        """Take one RESPONSE, a serialised Envelope; `final` False: an item of a streamed one.
+
+        Returns the link item by which its acknowledgement can be seen, if there is one.
+        """
         ...
 
 
@@ -63,50 +66,57 @@ class Stage(Enum):
 
 
 class Request:
-    """A request in flight. Times are the node's boot clock, in seconds."""
+    """A request in flight. Times are the node's boot clock, in seconds.
 
-    __slots__ = (
-        "agent",
-        "agent_type",
-        "ancestors",
-        "attachment",
-        "attempt",
-        "credit",
-        "data",
-        "deadline",
-        "delivered_at",
-        "entry",
-        "epoch",
-        "fresh",
-        "handled_s",
-        "holds_slot",
-        "idempotent",
-        "item",
-        "items",
-        "items_at",
-        "key",
-        "lane",
-        "lost_at",
-        "message_id",
-        "node_made_id",
-        "number",
-        "parent",
-        "priority",
-        "received",
-        "reentrant",
-        "session_event",
-        "stage",
-        "started",
-        "strict_session",
-        "timer",
-        "trace_id",
-        "traced",
-        "transport_s",
-        "type_stats",
-        "waiters",
-    )
+    What most requests never set is a default of the class: making one is on every message's way.
+    """
 
-    def __init__(self, number: int, key: MessageKey, entry: bytes, received: float, deadline: float) -> None:
+    agent: Agent | None = None
+    attachment: Attachment | None = None
+    agent_type = ""
+    attempt = 0
+    data = b""
+    """The envelope as delivered, serialised. (The parsed one would keep its whole frame in memory.)"""
+    item: Item | None = None
+    delivered_at = 0.0
+    started = False
+    items = 0
+    """Items of a streamed reply so far."""
+    items_at = 0.0
+    credit = STREAM_CREDIT_INITIAL
+    """Items that all who wait will take: what the agent was told."""
+    epoch = 0
+    session_event = 0
+    strict_session = False
+    lane: Lane | None = None
+    node_made_id = False
+    holds_slot = False
+    reentrant = False
+    ancestors: frozenset[str] = frozenset()
+    parent: Lineage | None = None
+    """The call this one was made from."""
+    type_stats: TypeStats | None = None
+    transport_s: float | None = None
+    handled_s: float | None = None
+    timer: Token | None = None
+    lost_at = 0.0
+    """When the agent's link was cut under this attempt; 0 while it is up."""
+
+    def __init__(
+        self,
+        number: int,
+        key: MessageKey,
+        entry: bytes,
+        *,
+        received: float,
+        deadline: float,
+        waiter: Waiter,
+        trace_id: str,
+        traced: Traced,
+        priority: int,
+        fresh: bool,
+        idempotent: bool,
+    ) -> None:
         self.number = number
         self.key = key
         self.message_id = key[3]
@@ -114,42 +124,12 @@ class Request:
         self.received = received
         self.deadline = deadline
         self.stage = Stage.ADMITTED
-        self.waiters: list[Waiter] = []
-        self.agent: Agent | None = None
-        self.attachment: Attachment | None = None
-        self.agent_type = ""
-        self.attempt = 0
-        self.data = b""
-        """The envelope as delivered, serialised. (The parsed one would keep its whole frame in memory.)"""
-        self.item: Item | None = None
-        self.delivered_at = 0.0
-        self.started = False
-        self.items = 0
-        """Items of a streamed reply so far."""
-        self.items_at = 0.0
-        self.credit = STREAM_CREDIT_INITIAL
-        """Items that all who wait will take: what the agent was told."""
-        self.epoch = 0
-        self.session_event = 0
-        self.strict_session = False
-        self.lane: Lane | None = None
-        self.fresh = False
-        self.node_made_id = False
-        self.idempotent = False
-        self.priority = 1
-        self.holds_slot = False
-        self.reentrant = False
-        self.ancestors: frozenset[str] = frozenset()
-        self.parent: Lineage | None = None
-        """The call this one was made from."""
-        self.trace_id = ""
-        self.traced: Traced | None = None
-        self.type_stats: TypeStats | None = None
-        self.transport_s: float | None = None
-        self.handled_s: float | None = None
-        self.timer: Token | None = None
-        self.lost_at = 0.0
-        """When the agent's link was cut under this attempt; 0 while it is up."""
+        self.waiters = [waiter]
+        self.trace_id = trace_id
+        self.traced = traced
+        self.priority = priority
+        self.fresh = fresh
+        self.idempotent = idempotent
 
 
 class Attachment:
@@ -167,6 +147,7 @@ class Attachment:
         "probe_nonce",
         "probe_sent_at",
         "probed_at",
+        "recipient",
         "said_status",
         "timer",
         "unreachable_since",
@@ -175,6 +156,7 @@ class Attachment:
     def __init__(self, agent: Agent, peer: Peer, now: float) -> None:
         self.agent = agent
         self.peer = peer
+        self.recipient = recipient_fields(agent.agent_id)
         self.attached_at = now
         self.attempts: dict[int, Request] = {}
         self.lanes_waiting: deque[Lane] = deque()

@@ -15,9 +15,8 @@ from agentreach.v1.envelope_pb2 import Envelope, Target
 from agentreach.v1.error_pb2 import Error
 from agentreach.v1.peer_pb2 import Lineage
 from agentreach.wire.errors import failure
-from reach.core import balance, loops, sessions, settle
+from reach.core import balance, loops, sessions, settle, writing
 from reach.core.agents import FULL, Agent
-from reach.core.lineage import valid_until_unix_ms
 from reach.core.requests import Attachment, MessageKey, Request, Stage
 
 if TYPE_CHECKING:
@@ -88,10 +87,8 @@ def hand_over(
 ) -> None:
     """Make an attempt: check the hop, reserve the slot, sign the lineage, and put the envelope on the agent's link."""
     agent = attachment.agent
-    path = parent.path if parent is not None else ()
-    hop_count = parent.hop_count if parent is not None else 0
-    if hop_count:
-        fault = loops.check_hop(path, hop_count, agent.agent_type, envelope.dedup_key, state.loop_limits)
+    if parent is not None and parent.hop_count:
+        fault = loops.check_hop(parent.path, parent.hop_count, agent.agent_type, envelope.dedup_key, state.loop_limits)
         if fault is not None:
             kind = "hop_limit" if fault.code == codes.HOP_LIMIT else "loop_detected"
             state.stats.loops[kind] += 1
@@ -107,47 +104,8 @@ def hand_over(
         state.directory.reserve(agent)
         request.holds_slot = True
     attachment.attempts[request.number] = request
-    request.attempt = attempt = request.attempt + 1
-    tenant, principal, env, message_id = request.key
-    trace_id = request.trace_id
-    hop = pb.Hop(
-        agent_id=agent.agent_id,
-        message_id=message_id,
-        session_id=envelope.session_id,
-        dedup_key=envelope.dedup_key,
-    )
-    deadline_unix_ms = int((request.deadline + state.unix_offset) * 1000)
-    lineage = Lineage(
-        message_id=message_id,
-        trace_id=trace_id,
-        path=(*path, hop),
-        hop_count=hop_count + 1,
-        deadline_unix_ms=deadline_unix_ms,
-        valid_until_unix_ms=valid_until_unix_ms(deadline_unix_ms),
-        tenant=tenant,
-        principal=principal,
-        env=env,
-    )
-    envelope.lineage = state.lineage.sign(lineage)
-    envelope.type = pb.REQUEST
-    envelope.recipient = agent.agent_id
-    envelope.entry = request.entry
-    envelope.attempt = attempt
-    envelope.hop_count = hop_count + 1
-    if path or envelope.path:
-        envelope.ClearField("path")
-        envelope.path.extend(lineage.path)
-    else:
-        envelope.path.append(hop)
-    envelope.tenant = tenant
-    envelope.principal = principal
-    if envelope.actors:
-        envelope.ClearField("actors")
-    envelope.trace_id = trace_id
-    envelope.epoch = request.epoch
-    envelope.fresh = request.fresh
-    envelope.timeout_ms = max(1, int((request.deadline - now) * 1000))
-    request.data = data = envelope.SerializeToString()
+    request.attempt += 1
+    request.data = data = writing.delivered(state, request, envelope, attachment.recipient, parent)
     request.stage = Stage.DELIVERED
     request.delivered_at = now
     peer = attachment.peer
@@ -158,9 +116,8 @@ def hand_over(
         agent.saturated = True
         state.directory.changed(agent)
     traced = request.traced
-    if traced is not None:
-        traced.agent_id = agent.agent_id
-        traced.stages.append(("delivered", now, attempt, agent.agent_id))
+    traced.agent_id = agent.agent_id
+    traced.stages.append(("delivered", now, request.attempt, agent.agent_id))
 
 
 def nobody(state: State, pool: Pool, request: Request, parent: Lineage | None) -> Error:

@@ -103,8 +103,7 @@ def enter(state: State, request: Request, envelope: Envelope, parent: Lineage | 
     request.stage = Stage.QUEUED
     request.data = envelope.SerializeToString()
     lane.waiting.append(request)
-    if request.traced is not None:
-        request.traced.stages.append(("queued", state.now, 0, f"session lane, {len(lane.waiting)} waiting"))
+    request.traced.stages.append(("queued", state.now, 0, f"session lane, {len(lane.waiting)} waiting"))
     advance(state, lane)
 
 

@@ -17,7 +17,7 @@ from agentreach.wire import limits
 from agentreach.wire.checks import payload_size
 from agentreach.wire.content import content_digest
 from agentreach.wire.errors import clean, failure
-from reach.core import replay, sessions
+from reach.core import replay, sessions, writing
 from reach.core.peers import Peer
 from reach.core.requests import Attachment, MessageKey, Port, Request, Stage, Waiter
 from reach.core.trace import add_timing
@@ -96,19 +96,17 @@ def _item(state: State, request: Request, envelope: Envelope) -> None:
             ),
         )
         return
-    if payload_size(envelope.payload) > state.rules.payload_bytes_max:
+    data = _as_given(state, request, envelope)
+    if data is None:
         give_up(state, request, _reply_too_large(state, request, envelope))
         return
     request.items = number + 1
     request.items_at = now
     if number == 0:
-        if request.traced is not None:
-            request.traced.stages.append(("first item", now, request.attempt, ""))
+        request.traced.stages.append(("first item", now, request.attempt, ""))
         reschedule(state, request)
-    envelope.sequence = number
-    _dress(request, envelope)
     for waiter in request.waiters:
-        waiter.port.deliver(envelope, request.priority)
+        waiter.port.deliver(data, request.priority, final=False)
         if not waiter.port.streaming and number % 32 == 0:  # it collects all items, and takes them as they come
             _take_more(state, request, waiter, number + 2 * CREDIT_INITIAL)
 
@@ -118,7 +116,6 @@ def _final(state: State, request: Request, envelope: Envelope) -> None:
     queue_us, handler_us = timing.queue_us, timing.handler_us
     now = state.now
     traced = request.traced
-    assert traced is not None
     item = request.item
     if item is not None and item.accepted_at:
         traced.stages.append(("accepted", item.accepted_at, request.attempt, ""))
@@ -128,16 +125,11 @@ def _final(state: State, request: Request, envelope: Envelope) -> None:
     if envelope.HasField("error"):
         _refused(state, request, envelope)
         return
-    if payload_size(envelope.payload) > state.rules.payload_bytes_max:
+    data = _as_given(state, request, envelope)
+    if data is None:
         fail(state, request, _reply_too_large(state, request, envelope))
         return
-    _dress(request, envelope)
-    if request.session_event:
-        envelope.session_event = pb.SessionEvent.ValueType(request.session_event)
-    envelope.epoch = request.epoch
-    if request.items:
-        envelope.sequence = request.items
-    _answer(state, request, envelope, "OK", None)
+    _answer(state, request, data, "OK", None)
     release(state, request)
 
 
@@ -166,30 +158,19 @@ def _late(state: State, request: Request, envelope: Envelope) -> None:
         return
     state.stats.duplicates["late"] += 1
     if request.lost_at and not envelope.HasField("error") and not request.node_made_id:
-        _dress(request, envelope)
-        data = envelope.SerializeToString()
-        digest = content_digest(Envelope.FromString(request.data))
-        _keep(state, request, digest, data)
+        data = _as_given(state, request, envelope)
+        if data is not None:
+            _keep(state, request, content_digest(Envelope.FromString(request.data)), data)
     release(state, request)
 
 
-def _dress(request: Request, envelope: Envelope) -> None:
-    """Make a RESPONSE say only what the node vouches for."""
+def _as_given(state: State, request: Request, envelope: Envelope) -> bytes | None:
+    """The RESPONSE as its callers get it; None if its payload is over the limit."""
     agent = request.agent
     assert agent is not None
-    envelope.type = pb.RESPONSE
-    envelope.source = agent.agent_id
-    envelope.correlation_id = request.message_id
-    envelope.trace_id = request.trace_id
-    envelope.entry = request.entry
-    envelope.ClearField("recipient")
-    envelope.ClearField("target")
-    envelope.ClearField("lineage")
-    envelope.ClearField("path")
-    envelope.ClearField("tenant")
-    envelope.ClearField("principal")
-    envelope.ClearField("actors")
-    envelope.ClearField("hop_count")
+    data = writing.answered(request, envelope, agent.agent_id)
+    bound = state.rules.payload_bytes_max
+    return data if len(data) <= bound or payload_size(envelope.payload) <= bound else None
 
 
 def _reply_too_large(state: State, request: Request, envelope: Envelope) -> Error:
@@ -232,10 +213,10 @@ def _answer_error(state: State, request: Request, error: Error) -> None:
     reply.epoch = request.epoch
     if request.session_event:
         reply.session_event = pb.SessionEvent.ValueType(request.session_event)
-    _answer(state, request, reply, codes.ErrorCode.Name(error.code), error)
+    _answer(state, request, reply.SerializeToString(), codes.ErrorCode.Name(error.code), error)
 
 
-def _answer(state: State, request: Request, reply: Envelope, outcome: str, error: Error | None) -> None:
+def _answer(state: State, request: Request, reply: bytes, outcome: str, error: Error | None) -> None:
     """Give the outcome to all who wait, keep it for those who ask again, and close the books on the request."""
     now = state.now
     item: Item | None = None
@@ -254,7 +235,6 @@ def _answer(state: State, request: Request, reply: Envelope, outcome: str, error
         state.wheel.cancel(request.timer, request)
         request.timer = None
     traced = request.traced
-    assert traced is not None
     traced.outcome = outcome
     traced.stages.append(("failed" if error is not None else "replied", now, request.attempt, outcome if error else ""))
     state.traces.close(traced, now, error is not None)
@@ -435,7 +415,7 @@ def _force_release(state: State, request: Request) -> None:
 def withdraw_waiter(state: State, request: Request, waiter: Waiter, error: Error) -> None:
     """End one of several waits for a request; the others go on."""
     reply = error_reply(error, request.message_id, request.trace_id)
-    waiter.port.deliver(reply, request.priority)
+    waiter.port.deliver(reply.SerializeToString(), request.priority)
     request.waiters.remove(waiter)
     forget_waiter(waiter.port, request)
 
@@ -588,14 +568,14 @@ def forget_waiter(port: Port, request: Request) -> None:
 # ---- outcomes for those who ask again ----
 
 
-def _remember(state: State, request: Request, reply: Envelope, item: Item | None) -> None:
+def _remember(state: State, request: Request, reply: bytes, item: Item | None) -> None:
     if not request.data:
         return
     if request.fresh and item is not None:
         state.unconfirmed[request.key] = Unconfirmed(item, request)
         _trim_unconfirmed(state)
         return
-    _keep(state, request, content_digest(Envelope.FromString(request.data)), reply.SerializeToString())
+    _keep(state, request, content_digest(Envelope.FromString(request.data)), reply)
 
 
 def _keep(state: State, request: Request, digest: bytes, data: bytes) -> None:

@@ -21,6 +21,7 @@ from reach.core.selector import Aliases
 from reach.core.stats import Stats
 from reach.core.topics import Topics
 from reach.core.trace import TraceBook
+from reach.core.writing import origin_fields
 
 if TYPE_CHECKING:
     from reach.core.calls import Call
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from reach.core.sessions import Lane, LaneKey
     from reach.core.settle import Unconfirmed
     from reach.core.topics import Publishing
+
+
+ORIGINS_MAX = 10_000  # prepared fields of so many principals; beyond, all are prepared anew
 
 
 class Rng(Protocol):
@@ -70,6 +74,8 @@ class State:
         )
         self.unconfirmed: OrderedDict[MessageKey, Unconfirmed] = OrderedDict()
         """Outcomes of fresh ids whose caller has not yet acknowledged them, oldest first."""
+        self.origins: dict[tuple[str, str, str], tuple[bytes, bytes]] = {}
+        """By (tenant, principal, env): what `writing` puts into every delivery of theirs."""
         self.wheel: TimerWheel[Request] = TimerWheel()
         self.checks: TimerWheel[Peer | Attachment | Lane | Publishing] = TimerWheel(tick_s=0.05)
         self.requests: dict[int, Request] = {}
@@ -92,6 +98,13 @@ class State:
     def unix(self) -> float:
         """Seconds since 1970 by the wall clock as it was at start."""
         return self.now + self.unix_offset
+
+    def origin(self, key: MessageKey) -> tuple[bytes, bytes]:
+        """Prepare a principal's entry of `origins`."""
+        if len(self.origins) >= ORIGINS_MAX:
+            self.origins.clear()
+        origin = self.origins[key[:3]] = origin_fields(key)
+        return origin
 
     def log(self, level: str, event: str, trace_id: str = "", **fields: object) -> None:
         """Ask for a log line."""

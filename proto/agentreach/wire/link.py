@@ -33,10 +33,7 @@ class LinkError(Exception):
     """The peer broke the numbering; the stream ends with goodbye PROTOCOL_ERROR."""
 
 
-def varint(number: int) -> bytes:
-    """Protobuf's base-128 encoding of a number ≥ 0."""
-    if number < 0x80:
-        return _ONE_BYTE[number]
+def _long_varint(number: int) -> bytes:
     out = bytearray()
     while number >= 0x80:
         out.append(number & 0x7F | 0x80)
@@ -45,7 +42,13 @@ def varint(number: int) -> bytes:
     return bytes(out)
 
 
-_ONE_BYTE = [bytes((n,)) for n in range(128)]
+_TABLED = 1 << 14  # lengths of ordinary envelopes and timeouts of ordinary requests: one or two bytes
+_TABLE = [_long_varint(number) for number in range(_TABLED)]
+
+
+def varint(number: int) -> bytes:
+    """Protobuf's base-128 encoding of a number ≥ 0."""
+    return _TABLE[number] if number < _TABLED else _long_varint(number)
 
 
 class Item:
