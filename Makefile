@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help setup run test check bench soak proto fmt clean
+.PHONY: help setup run test check bench soak docs proto fmt clean
 
 help:            ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -28,18 +28,22 @@ run: $(STAMP)    ## a node with demo agents, calls you can watch; Ctrl-C ends it
 test: $(STAMP)   ## every test a fresh machine can run (under 10 minutes on 2 cores)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
-check: $(STAMP)  ## format, lint, types, layers, generated code (under a minute)
+check: $(STAMP)  ## format, lint, types, layers, generated code and pages (under a minute)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/genproto.py --check
+	@$(BIN)/python tools/gendocs.py --check
 
 bench: $(VENV)/.bench ## throughput and latency as ratios to plain gRPC and NATS; AGAINST=<commit> compares two trees
 	@$(BIN)/python tools/bench.py $(if $(QUICK),--quick) $(if $(AGAINST),--against $(AGAINST)) $(ARGS)
 
 soak: $(STAMP)   ## the long cases in their full length
 	@REACH_SOAK=1 $(BIN)/python -m pytest -m soak --timeout 3600
+
+docs: $(STAMP)   ## write docs/reference/ from the code again
+	@$(BIN)/python tools/gendocs.py
 
 proto: $(STAMP)  ## generate the Python code of proto/ again
 	@$(BIN)/python tools/genproto.py

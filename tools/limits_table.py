@@ -1,0 +1,169 @@
+"""Every bound of the mesh, as people meet it: what is bounded, where its number stands, what happens at it.
+
+The numbers are not written here: they are read from the code by name, and a name that is gone is an error.
+`NOT_SHOWN` lists the bounds that nobody meets, so that a new constant must be put into one list or the other
+(tests/tidy/test_limits.py).
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, fields
+
+from reach.core.rules import Rules
+from reach.node.config import describe
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """One row. `where` is a setting's name, a field of `Rules` after "rules.", or a constant by its full name."""
+
+    what: str
+    where: str
+    at_it: str
+    unit: str = ""
+
+    def value(self) -> float:
+        """The number in force by default. Raises `LookupError` for a name that is gone."""
+        if self.where.startswith("rules."):
+            name = self.where.removeprefix("rules.")
+            found = {each.name: each.default for each in fields(Rules)}[name]
+        elif "." not in self.where:
+            found = {each.name: each.default for each in describe()}[self.where]
+        else:
+            module, _, name = self.where.rpartition(".")
+            try:
+                found = getattr(importlib.import_module(module), name)
+            except AttributeError as error:
+                raise LookupError(self.where) from error
+        if not isinstance(found, int | float):
+            raise LookupError(f"{self.where} is no number")
+        return found
+
+
+_WIRE = "agentreach.wire.limits."
+_CHECKS = "agentreach.wire.checks."
+_FIELD = "INVALID_ENVELOPE naming the field"
+_RECORD = "the agent is refused: INVALID_ENVELOPE naming the field"
+
+LIMITS: dict[str, tuple[Bound, ...]] = {
+    "One message": (
+        Bound("inline payload", "payload_bytes_max",
+              "PAYLOAD_TOO_LARGE, before anything is sent and again at the node; only that message fails", "bytes"),
+        Bound("what the setting above can be raised to", _WIRE + "PAYLOAD_BYTES_CEILING",
+              "the node does not start", "bytes"),
+        Bound("one gRPC message", _WIRE + "GRPC_MESSAGE_BYTES_MAX", "gRPC itself ends the call or stream", "bytes"),
+        Bound("`timeout_ms`, least", _WIRE + "TIMEOUT_MS_MIN",
+              f"{_FIELD} and the bounds; a nested call with less left: TIMEOUT", "ms"),
+        Bound("`timeout_ms`, most", _WIRE + "TIMEOUT_MS_MAX", f"{_FIELD} and the bounds", "ms"),
+        Bound("`message_id`, in characters", _WIRE + "MESSAGE_ID_CHARS_MAX", _FIELD),
+        Bound("`trace_id`, in characters", _WIRE + "TRACE_ID_CHARS_MAX", _FIELD),
+        Bound("`span_id`, `parent_span_id`, in characters", _CHECKS + "SPAN_ID_CHARS_MAX", _FIELD),
+        Bound("`session_id`, in UTF-8", _WIRE + "SESSION_ID_BYTES_MAX", _FIELD, "bytes"),
+        Bound("`dedup_key`, in characters", _WIRE + "DEDUP_KEY_CHARS_MAX", _FIELD),
+        Bound("`hash_key`", _WIRE + "HASH_KEY_BYTES_MAX", _FIELD, "bytes"),
+        Bound("headers", _WIRE + "HEADERS_MAX", _FIELD),
+        Bound("headers together", _WIRE + "HEADERS_BYTES_MAX", _FIELD, "bytes"),
+        Bound("`content_type`, in characters", _CHECKS + "CONTENT_TYPE_CHARS_MAX", _FIELD),
+        Bound("capabilities of a target or an agent", _WIRE + "CAPABILITIES_MAX", _FIELD),
+        Bound("labels of a target or an agent", _WIRE + "LABELS_MAX", _FIELD),
+        Bound("a label's value, in characters", _CHECKS + "LABEL_VALUE_CHARS_MAX", _FIELD),
+        Bound("names: types, instances, capabilities, label keys, env, node ids, in characters",
+              "agentreach.wire.names.NAME_CHARS_MAX", _FIELD),
+        Bound("a topic, in characters", "agentreach.wire.names.TOPIC_CHARS_MAX", _FIELD),
+        Bound("nesting of JSON data, in levels", "agentreach.wire.payload.DEPTH_MAX",
+              "an error before sending; REJECTED at a handler"),
+        Bound("text of an error, in characters", "agentreach.wire.errors.MESSAGE_CHARS_MAX", "cut, '…' marks it"),
+        Bound("details of an error", "agentreach.wire.errors.DETAILS_MAX", "further ones are left out"),
+        Bound("agents a call tree passes through", "max_hops", "HOP_LIMIT with the path"),
+        Bound("the same step in one path", "max_repeats", "LOOP_DETECTED with the path"),
+    ),
+    "One agent": (
+        Bound("description, in characters", _WIRE + "DESCRIPTION_CHARS_MAX", _RECORD),
+        Bound("version, in characters", _CHECKS + "VERSION_CHARS_MAX", _RECORD),
+        Bound("endpoints", _CHECKS + "ENDPOINTS_MAX", _RECORD),
+        Bound("an endpoint, in characters", _CHECKS + "ENDPOINT_CHARS_MAX", _RECORD),
+        Bound("weight", _CHECKS + "WEIGHT_MAX", _RECORD),
+        Bound("`max_concurrency`, `session_concurrency`", _CHECKS + "CONCURRENCY_MAX", _RECORD),
+        Bound("threads of `def` handlers where `max_concurrency` is 0", "agent_sdk.host.POOL_THREADS",
+              "further calls wait for a thread"),
+        Bound("messages that wait inside an agent", "agent_sdk.host.QUEUED_MAX", "OVERLOADED"),
+        Bound("replies an agent keeps for copies, of fresh ids and of others each", "agent_sdk.host.REPLIES_MAX",
+              "the oldest go"),
+        Bound("bytes of these", "agent_sdk.host.REPLIES_BYTES_MAX", "the oldest go", "bytes"),
+        Bound("how long they are kept", "agent_sdk.host.REPLIES_S", "they go", "s"),
+    ),
+    "One link": (
+        Bound("envelopes in a frame", _WIRE + "FRAME_ENVELOPES_MAX", "the rest goes into the next frame"),
+        Bound("bytes in a frame (or one larger envelope)", _WIRE + "FRAME_BYTES_MAX",
+              "the rest goes into the next frame", "bytes"),
+        Bound("envelopes that wait in the outbox", _WIRE + "OUTBOX_ENVELOPES_MAX",
+              "the agent counts as full; events are dropped, oldest first, with `gap`; an SDK caller waits"),
+        Bound("bytes that wait or are not acknowledged", _WIRE + "OUTBOX_BYTES_MAX", "the same", "bytes"),
+        Bound("the same, replies included", _WIRE + "OUTBOX_BYTES_HARD_MAX",
+              "the link ends: goodbye SLOW_CONSUMER", "bytes"),
+        Bound("envelopes given to the transport and not acknowledged", _WIRE + "UNACKED_ENVELOPES_MAX",
+              "writing pauses"),
+        Bound("bytes of these", _WIRE + "UNACKED_BYTES_MAX", "writing pauses", "bytes"),
+        Bound("a full outbox without progress", "slow_consumer_s", "the link ends: goodbye SLOW_CONSUMER", "s"),
+        Bound("until hello", "hello_timeout_s", "the stream ends: goodbye PROTOCOL_ERROR", "s"),
+        Bound("how long a cut link can be resumed", "resume_window_s", "its agents are unregistered", "s"),
+        Bound("agents of one process", "rules.agents_per_link_max", "further ones: OVERLOADED"),
+        Bound("topics of one process", _WIRE + "TOPICS_PER_SUBSCRIBER_MAX",
+              "the subscription is refused, in the node's log"),
+        Bound("items of a streamed reply under way, at the start", _WIRE + "STREAM_CREDIT_INITIAL",
+              "the handler's generator waits"),
+        Bound("gap between two items", "idle_timeout_s", "the stream ends with an error", "s"),
+        Bound("events that wait for a subscription's reader", "agent_sdk.topics._EVENTS_MAX",
+              "the oldest go; `subscription.dropped` counts"),
+    ),
+    "One node": (
+        Bound("processes connected", "links_max", "the stream ends: goodbye PROTOCOL_ERROR"),
+        Bound("agents registered", "agents_max", "the agent is refused: OVERLOADED"),
+        Bound("requests under way", "requests_in_flight_max", "OVERLOADED"),
+        Bound("messages of one session that wait", "lane_max", "OVERLOADED"),
+        Bound("sessions", "rules.sessions_max", "new ones: OVERLOADED"),
+        Bound("idle time of a session", "session_ttl_s", "it is forgotten", "s"),
+        Bound("subscriptions", "topics_max", "the subscription is refused, in the node's log"),
+        Bound("outcomes kept for copies", "replay_entries_max", "the oldest go"),
+        Bound("bytes of these", "replay_bytes_max", "the oldest go", "bytes"),
+        Bound("how long they are kept", "replay_s", "they go", "s"),
+        Bound("one outcome", "reach.core.replay.OUTCOME_BYTES_MAX",
+              "the node keeps only who has it: the agent's own table", "bytes"),
+        Bound("messages whose stages are kept", "trace_recent_max", "the oldest go"),
+        Bound("failed and slow ones kept besides", "trace_kept_max", "the oldest go"),
+        Bound("how long these are kept", "trace_kept_s", "they go", "s"),
+        Bound("stages of one message", "reach.core.trace.STAGES_MAX", "further ones are left out"),
+        Bound("messages in one answer of GetTrace", "reach.core.trace.FOUND_MAX", "the newest are shown"),
+        Bound("candidates in one answer of Explain", "reach.core.explain.ROWS_MAX",
+              "those that came furthest are shown"),
+        Bound("agents on one page of ListAgents", "reach.node.queries.PAGE_SIZE", "`next_page_token`"),
+        Bound("sessions in one answer of ListSessions", "reach.node.queries.SESSIONS_MAX", "the rest is left out"),
+        Bound("open health watches", "reach.adapters.grpc_server.health.WATCHES_MAX", "RESOURCE_EXHAUSTED"),
+        Bound("agent types with numbers of their own in the metrics", "reach.core.stats.TYPES_MAX",
+              "counted as `unknown`"),
+        Bound("series of one metric with an `agent_id`", "reach.adapters.metrics.AGENT_SERIES_MAX",
+              "those with the highest values are shown"),
+    ),
+}  # fmt: skip
+
+NOT_SHOWN: dict[str, str] = {
+    "agentreach.wire.limits.PAYLOAD_BYTES_MAX": "the default of payload_bytes_max",
+    "agentreach.wire.errors.DETAIL_KEY_CHARS_MAX": "a part of an error's text",
+    "agentreach.wire.errors.ID_CHARS_MAX": "message_id and trace_id again",
+    "agentreach.wire.payload.WHOLE_NUMBER_MAX": "where whole numbers end, no bound on what is sent",
+    "reach.core.balance.SCAN_MAX": "how a choice is made, not what can be chosen from",
+    "reach.core.directory.POOLS_MAX": "a cache",
+    "reach.core.directory.RAW_TARGETS_MAX": "a cache",
+    "reach.core.directory.HINTS_MAX": "a cache",
+    "reach.core.replay.CLOCK_AHEAD_MS_MAX": "how far an id's clock is believed",
+    "reach.core.ring.POINTS_MAX": "how a ring is made",
+    "reach.core.ring.WALK_MAX": "how a choice is made",
+    "reach.core.settle.UNCONFIRMED_MAX": "outcomes for five seconds, beside the replay table",
+    "reach.core.settle.AVOID_S_MAX": "how far an agent's retry_after is believed",
+    "reach.core.state.ORIGINS_MAX": "a cache",
+    "reach.core.store.TXN_OPERATIONS_MAX": "between the node and its store",
+    "reach.core.store.TXN_BYTES_MAX": "between the node and its store",
+    "reach.adapters.memory_keyspace.HISTORY_MAX": "between the node and its store",
+    "reach.adapters.etcd.lease_schedule.IN_FLIGHT_MAX": "between the node and etcd",
+}
