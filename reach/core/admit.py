@@ -20,7 +20,7 @@ from reach.core import route, settle
 from reach.core.lineage import Forged, expired
 from reach.core.profiles import whole_timeout_ms
 from reach.core.replay import Conflict, Elsewhere, Stored, TooOld
-from reach.core.requests import MessageKey, Port, Request, Waiter
+from reach.core.requests import MessageKey, Port, Request, Stage, Waiter
 from reach.core.trace import Traced
 
 if TYPE_CHECKING:
@@ -46,7 +46,9 @@ def admit(
     source = envelope.source
     if source != caller_id:
         envelope.source = source = trusted_source(source, peer, caller_id)
-    fault = request_fault(envelope, state.rules.payload_bytes_max, nested=bool(lineage))
+    target = envelope.target
+    target_data = target.SerializeToString()
+    fault = request_fault(envelope, state.rules.payload_bytes_max, nested=bool(lineage), target_data=target_data)
     if fault is not None:
         refuse(state, port, envelope, source, fault)
         return
@@ -65,11 +67,14 @@ def admit(
     env = normalise_env(envelope.env)
     key = (who.tenant, who.principal, env, message_id)
     twin = state.by_key.get(key)
-    if twin is not None:
-        _join(state, port, envelope, twin, left_s, source)
-        return
     fresh = envelope.fresh or node_made_id
-    if (not fresh or key in state.unconfirmed) and _replayed(state, port, envelope, key, left_s, source):
+    if twin is not None:
+        if twin.stage is not Stage.SETTLED:
+            _join(state, port, envelope, twin, left_s, source)
+            return
+        settle.keep_unconfirmed(state, twin)
+        fresh = False
+    if not fresh and _replayed(state, port, envelope, key, left_s, source):
         return
     fault = _shut_door(state)
     if fault is not None:
@@ -78,7 +83,7 @@ def admit(
     request = open_request(state, port, envelope, key, left_s, peer, fresh)
     if node_made_id:
         request.node_made_id = True
-    route.route(state, request, envelope, parent)
+    route.route(state, request, envelope, target, target_data, parent)
 
 
 def new_id(state: State) -> str:
@@ -132,23 +137,22 @@ def open_request(
     number = state.next_number
     state.next_number = number + 1
     deadline = now + left_s
-    trace_id = envelope.trace_id
-    traced = Traced(key[3], envelope.parent_message_id, trace_id, envelope.source, now, now + state.unix_offset, key[0])
-    traced.stages.append(("received", now, 0, ""))
-    state.traces.open(traced)
     request = Request(
         number,
         key,
         state.nonce + number.to_bytes(8, "big"),
-        received=now,
-        deadline=deadline,
-        waiter=Waiter(port, key[3], deadline),
-        trace_id=trace_id,
-        traced=traced,
-        priority=PRIORITY_LANE[envelope.priority],
-        fresh=fresh,
-        idempotent=envelope.idempotent,
+        now,
+        deadline,
+        Waiter(port, key[3], deadline),
+        envelope.trace_id,
+        envelope.source,
+        PRIORITY_LANE[envelope.priority],
+        fresh,
+        envelope.idempotent,
     )
+    parent_message_id = envelope.parent_message_id
+    if parent_message_id:
+        request.parent_message_id = parent_message_id
     state.requests[number] = request
     state.by_key[key] = request
     state.unsettled += 1
@@ -168,8 +172,7 @@ def refuse(state: State, port: Port, envelope: Envelope, source: str, error: Err
     traced = Traced(message_id, "", trace_id, source, state.now, state.unix)
     traced.stages += (("received", state.now, 0, ""), ("failed", state.now, 0, code))
     traced.outcome = code
-    state.traces.open(traced)
-    state.traces.close(traced, state.now, True)
+    state.traces.keep(traced, state.now)
     state.stats.finished(envelope.target.agent_type, code, None, None, None, 0.0)
     state.log("debug", "refused", trace_id, code=code, why=error.message)
     port.deliver(settle.error_reply(error, message_id, trace_id).SerializeToString(), 1)
@@ -216,7 +219,6 @@ def _join(state: State, port: Port, envelope: Envelope, twin: Request, left_s: f
 
 def _replayed(state: State, port: Port, envelope: Envelope, key: MessageKey, left_s: float, source: str) -> bool:
     """True if this message is finished already (or cannot be known not to be) and was answered so."""
-    settle.confirm(state, key)
     found = state.replay.find(key, content_digest(envelope), state.now)
     match found:
         case None:

@@ -23,7 +23,7 @@ from reach.core import events, health, sessions, settle
 from reach.core.agents import STARTING, Agent
 from reach.core.effects import DeregisterAgent, EndStream, RegisterAgents
 from reach.core.peers import Peer
-from reach.core.requests import Attachment, Stage
+from reach.core.requests import Attachment, Request, Stage
 
 if TYPE_CHECKING:
     from reach.core.ports import Identity
@@ -218,6 +218,10 @@ def remove(state: State, peer: Peer, why: str, *, said_goodbye: bool = False) ->
         dismiss(state, attachment, why, said_goodbye=said_goodbye)
     settle.port_gone(state, peer, list(peer.requests.values()))
     events.drop_subscriptions(state, peer)
+    for item in peer.link.outstanding():
+        owner, item.owner = item.owner, None
+        if isinstance(owner, Request):
+            settle.keep_unconfirmed(state, owner)
     state.log("info", "link closed", link=peer.link_id, why=why)
 
 

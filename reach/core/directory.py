@@ -166,9 +166,12 @@ class Directory:
         place = self._places.get((tenant, env or DEFAULT_ENV))
         return place.by_id.get(agent_id) if place is not None else None
 
-    def pool_for(self, target: Target, tenant: str, env: str) -> Pool:
-        """The candidates of a target; `SelectorError` if it is not one that can be routed. Look it up per decision."""
-        key = (target.SerializeToString(), tenant, env)
+    def pool_for(self, target: Target, tenant: str, env: str, data: bytes | None = None) -> Pool:
+        """The candidates of a target; `SelectorError` if it is not one that can be routed. Look it up per decision.
+
+        `data` is the serialised target, if the caller has it already.
+        """
+        key = (target.SerializeToString() if data is None else data, tenant, env)
         pool = self._raw.get(key)
         if pool is not None and not pool.evicted:
             pool.used = True

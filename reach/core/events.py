@@ -20,6 +20,7 @@ from agentreach.v1.peer_pb2 import Lineage
 from agentreach.wire import ids, limits
 from agentreach.wire.checks import event_fault
 from agentreach.wire.errors import failure
+from agentreach.wire.link import Item
 from agentreach.wire.names import is_topic, normalise_env
 from reach.core import admit, loops, route
 from reach.core.lineage import valid_until_unix_ms
@@ -56,7 +57,7 @@ def publish(
     if not envelope.trace_id:
         envelope.trace_id = ids.trace_id(state.rng.getrandbits(128))
     wait_s = envelope.timeout_ms / 1000 or state.rules.publish_timeout_s
-    publishing = Publishing(port, envelope.message_id, envelope.trace_id, state.now + wait_s - spent_ms / 1000)
+    publishing = Publishing(port, envelope, state.now + wait_s - spent_ms / 1000)
     envelope.type = pb.EVENT
     envelope.tenant, envelope.principal = who.tenant, who.principal
     envelope.ClearField("entry")
@@ -79,7 +80,7 @@ def _receivers(state: State, envelope: Envelope, who: Identity, env: str) -> Ite
     if target.broadcast:
         agents = [agent for tier in pool.tiers for agent in tier.agents]
     else:
-        chosen = route.choose(state, pool, target, envelope.session_id)
+        chosen = route.choose(state, pool, target, envelope.session_id, route.policy_of(state, pool, target))
         agents = [chosen] if chosen is not None else []
     return [(agent.link.peer, agent.agent_id) for agent in agents if isinstance(agent.link, Attachment)]
 
@@ -121,17 +122,29 @@ def _send(
         dropped = link.drop_oldest(peer.event_items)
         if dropped is None:
             break
-        _count_gap(state, peer, dropped.tag)
+        if isinstance(dropped.owner, Publishing):
+            _drop(state, dropped.owner, dropped, peer)
     if link.full:
         publishing.dropped += 1
-        _count_gap(state, peer, envelope.target.topic)
+        _count_gap(state, peer, publishing.topic)
         return
     item = link.put(envelope, state.now, admit.PRIORITY_LANE[envelope.priority])
-    item.tag = envelope.target.topic
+    item.owner = publishing
     publishing.items.add(item)
-    peer.publishes.append((item, publishing))
-    peer.event_items.append(item)
+    events = peer.event_items
+    while events and not events[0].waits:
+        events.popleft()
+    events.append(item)
     state.woken.add(peer)
+
+
+def _drop(state: State, publishing: Publishing, item: Item, peer: Peer) -> None:
+    item.owner = None
+    if item in publishing.items:
+        publishing.items.discard(item)
+        publishing.dropped += 1
+        _finish_if_all_is_known(state, publishing)
+    _count_gap(state, peer, publishing.topic)
 
 
 def _count_gap(state: State, peer: Peer, topic: str) -> None:
@@ -139,30 +152,28 @@ def _count_gap(state: State, peer: Peer, topic: str) -> None:
     peer.gaps[topic] = peer.gaps.get(topic, 0) + 1
 
 
-def acknowledged(state: State, peer: Peer) -> None:
-    """The peer's acks may have moved: count the events they cover, and tell it of gaps once it has room."""
-    publishes = peer.publishes
-    while publishes:
-        item, publishing = publishes[0]
-        if item.accepted:
-            publishing.accepted += 1
-            state.stats.events_delivered += 1
-        elif item.data is None:
-            publishing.dropped += 1
-        else:
-            break
-        publishes.popleft()
+def acknowledged(state: State, publishing: Publishing, item: Item) -> None:
+    """A subscriber's link has accepted an event."""
+    state.stats.events_delivered += 1
+    if item in publishing.items:
         publishing.items.discard(item)
-        if not publishing.items:
-            finish(state, publishing)
-    events = peer.event_items
-    while events and (events[0].seq or events[0].data is None):
-        events.popleft()
-    if peer.gaps and not peer.link.full:
-        for topic, count in peer.gaps.items():
-            peer.link.signal(Signal(gap=Gap(topic=topic, dropped=count)))
-        peer.gaps.clear()
-        state.woken.add(peer)
+        publishing.accepted += 1
+        _finish_if_all_is_known(state, publishing)
+
+
+def _finish_if_all_is_known(state: State, publishing: Publishing) -> None:
+    if not publishing.items and publishing.timer is not None:  # without a timer it is still being sent
+        finish(state, publishing)
+
+
+def tell_gaps(state: State, peer: Peer) -> None:
+    """Tell a subscriber how much it missed, once it has room again."""
+    if peer.link.full:
+        return
+    for topic, count in peer.gaps.items():
+        peer.link.signal(Signal(gap=Gap(topic=topic, dropped=count)))
+    peer.gaps.clear()
+    state.woken.add(peer)
 
 
 def finish(state: State, publishing: Publishing) -> None:
@@ -170,14 +181,7 @@ def finish(state: State, publishing: Publishing) -> None:
     if publishing.timer is not None:
         state.checks.cancel(publishing.timer, publishing)
         publishing.timer = None
-    unknown = 0
-    for item in publishing.items:
-        if item.accepted:
-            publishing.accepted += 1
-        elif item.data is None:
-            publishing.dropped += 1
-        else:
-            unknown += 1
+    unknown = len(publishing.items)
     publishing.items.clear()
     counts = (publishing.matched, publishing.accepted, publishing.dropped, unknown)
     value = Value()
@@ -231,7 +235,3 @@ def drop_subscriptions(state: State, peer: Peer, agent_id: str | None = None) ->
         if agent_id is None or subscriber == agent_id:
             state.topics.unsubscribe((peer.who.tenant, env, topic), peer, subscriber)
             peer.subscriptions.discard(subscription)
-    if agent_id is None:
-        for item, _ in peer.publishes:
-            peer.link.withdraw(item)
-        acknowledged(state, peer)

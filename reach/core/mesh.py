@@ -13,6 +13,7 @@ from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import frame_pb2
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.frame_pb2 import Frame, Signal
+from agentreach.wire.link import Item
 from agentreach.wire.names import normalise_env
 from reach.core import admit, attach, events, health, sessions, settle
 from reach.core.peers import Peer
@@ -38,8 +39,10 @@ def frame(state: State, peer: Peer, received: Frame, spent_ms: int) -> None:
     full = link.full
     if not link.receive(received, state.now):
         return
-    if received.ack and (peer.publishes or peer.gaps):
-        events.acknowledged(state, peer)
+    if link.confirmed:
+        _confirmed(state, link.confirmed)
+    if peer.gaps:
+        events.tell_gaps(state, peer)
     for signal in received.signals:
         _signal(state, peer, signal)
     envelopes = received.envelopes
@@ -114,6 +117,18 @@ def finish_step(state: State) -> None:
         sessions.drain_ready(state)
 
 
+def _confirmed(state: State, items: list[Item]) -> None:
+    """The peer acknowledged these: replies of fresh ids are done with, events are counted."""
+    for item in items:
+        owner = item.owner
+        item.owner = None
+        if isinstance(owner, Request):
+            settle.confirmed(state, owner)
+        elif isinstance(owner, Publishing):
+            events.acknowledged(state, owner, item)
+    items.clear()
+
+
 # ---- signals ----
 
 
@@ -134,13 +149,12 @@ def _progress(state: State, peer: Peer, signal: Signal) -> None:
         return
     if request.stage is not Stage.DELIVERED:
         return
-    note = request.traced.note
     if progress.started and not request.started:
         request.started = True
-        note("started", state.now, request.attempt)
+        request.note("started", state.now)
     if progress.text or progress.HasField("percent"):
         percent = f"{progress.percent:g} % " if progress.HasField("percent") else ""
-        note("progress", state.now, request.attempt, f"{percent}{progress.text[:200]}")
+        request.note("progress", state.now, f"{percent}{progress.text[:200]}")
     _reset_idle(state, request)
 
 

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from reach.core.ports import Identity
     from reach.core.requests import Attachment, Request
     from reach.core.state import State
-    from reach.core.topics import Publishing
 
 Subscription = tuple[str, str, str]
 """(env, topic, agent_id); the agent_id is empty for the process's caller."""
@@ -36,7 +35,6 @@ class Peer:
         "incarnation",
         "link",
         "link_id",
-        "publishes",
         "requests",
         "state",
         "stream",
@@ -65,8 +63,6 @@ class Peer:
         """Events in the outbox, oldest first: what a slow subscriber loses."""
         self.gaps: dict[str, int] = {}
         """Events dropped by topic, not yet told."""
-        self.publishes: deque[tuple[Item, Publishing]] = deque()
-        """Events that its acks will count for their publishers."""
         self.stream: object = None
         """The current stream, opaque to the core: the engine wakes its outlet."""
         self.connected = True

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from reach.core.peers import Peer
     from reach.core.sessions import Lane
     from reach.core.stats import TypeStats
-    from reach.core.trace import Traced
+    from reach.core.trace import Stage as TraceStage
+
+NOTES_MAX = 60  # stages of one message besides the usual ones
 
 MessageKey = tuple[str, str, str, str]
 """(tenant, principal, env, message_id)."""
@@ -95,6 +97,15 @@ class Request:
     ancestors: frozenset[str] = frozenset()
     parent: Lineage | None = None
     """The call this one was made from."""
+    parent_message_id = ""
+    routed = ""
+    """By what policy, from how many."""
+    queue_us = 0
+    handler_us = 0
+    reply: Item | None = None
+    """The reply on its caller's link, while a fresh id's outcome is kept for its acknowledgement only."""
+    notes: tuple[TraceStage, ...] = ()
+    """Stages besides the usual ones, for the trace."""
     type_stats: TypeStats | None = None
     transport_s: float | None = None
     handled_s: float | None = None
@@ -107,12 +118,11 @@ class Request:
         number: int,
         key: MessageKey,
         entry: bytes,
-        *,
         received: float,
         deadline: float,
         waiter: Waiter,
         trace_id: str,
-        traced: Traced,
+        source: str,
         priority: int,
         fresh: bool,
         idempotent: bool,
@@ -126,10 +136,15 @@ class Request:
         self.stage = Stage.ADMITTED
         self.waiters = [waiter]
         self.trace_id = trace_id
-        self.traced = traced
+        self.source = source
         self.priority = priority
         self.fresh = fresh
         self.idempotent = idempotent
+
+    def note(self, name: str, at: float, detail: str = "") -> None:
+        """Add a stage to its trace; a peer that repeats itself for ever is not heard for ever."""
+        if len(self.notes) < NOTES_MAX:
+            self.notes += ((name, at, self.attempt, detail),)
 
 
 class Attachment:

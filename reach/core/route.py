@@ -7,6 +7,7 @@ comments say so.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from agentreach.v1 import envelope_pb2 as pb
@@ -23,46 +24,62 @@ if TYPE_CHECKING:
     from reach.core.pool import Pool
     from reach.core.state import State
 
-LEAST_ACTIVE = int(pb.LEAST_ACTIVE)
+LEAST_ACTIVE, CONSISTENT_HASH = int(pb.LEAST_ACTIVE), int(pb.CONSISTENT_HASH)
 FULL_RETRY_AFTER_MS = 500  # what a caller is told while there is no wait queue to tell a better number
 
 
-def route(state: State, request: Request, envelope: Envelope, parent: Lineage | None) -> None:
+def route(
+    state: State, request: Request, envelope: Envelope, target: Target, target_data: bytes, parent: Lineage | None
+) -> None:
     """Find the agent for a request and hand it over; a session's request goes to its lane first."""
     if parent is not None:
         request.ancestors = loops.ancestors(parent.path)
     if envelope.session_id:
         sessions.enter(state, request, envelope, parent)
         return
-    target = envelope.target
-    pool = state.directory.pool_for(target, request.key[0], request.key[2])
-    agent = choose(state, pool, target, "")
+    pool = state.directory.pool_for(target, request.key[0], request.key[2], target_data)
+    policy = policy_of(state, pool, target)
+    agent = choose(state, pool, target, "", policy)
     if agent is None:
         agent = own_slot(state, pool, request)
         if agent is None:
             settle.fail(state, request, nobody(state, pool, request, parent))
             return
         request.reentrant = True
+    request.routed = _routed(policy, len(pool))
     attachment = agent.link
     assert isinstance(attachment, Attachment)
     hand_over(state, request, envelope, attachment, parent)
 
 
-def choose(state: State, pool: Pool, target: Target, session_id: str) -> Agent | None:
-    """One usable agent of the pool by the message's policy, its type's, or LEAST_ACTIVE."""
+def policy_of(state: State, pool: Pool, target: Target) -> int:
+    """The message's policy, else its type's, else LEAST_ACTIVE."""
     policy = int(target.policy)
     if not policy:
         policy = LEAST_ACTIVE
         if state.rules.policies:
             name = state.rules.policies.get(pool.selector.agent_type)
             policy = int(pb.RoutingPolicy.Value(name)) if name else LEAST_ACTIVE
+    return policy
+
+
+def choose(state: State, pool: Pool, target: Target, session_id: str, policy: int) -> Agent | None:
+    """One usable agent of the pool by the policy."""
     return balance.choose(
         pool,
         policy,
         now=state.now,
         rng=state.rng,
-        hash_key=target.hash_key or session_id,
+        hash_key=(target.hash_key or session_id) if policy == CONSISTENT_HASH else "",
         warm_up_s=state.rules.warm_up_s,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _routed(policy: int, candidates: int) -> str:
+    """How a request was routed, for its trace."""
+    return (
+        f"{pb.RoutingPolicy.Name(pb.RoutingPolicy.ValueType(policy))}, {candidates} candidate{'s'[: candidates != 1]}"
     )
 
 
@@ -115,9 +132,6 @@ def hand_over(
     if link.full and not agent.saturated:
         agent.saturated = True
         state.directory.changed(agent)
-    traced = request.traced
-    traced.agent_id = agent.agent_id
-    traced.stages.append(("delivered", now, request.attempt, agent.agent_id))
 
 
 def nobody(state: State, pool: Pool, request: Request, parent: Lineage | None) -> Error:

@@ -103,7 +103,7 @@ def enter(state: State, request: Request, envelope: Envelope, parent: Lineage | 
     request.stage = Stage.QUEUED
     request.data = envelope.SerializeToString()
     lane.waiting.append(request)
-    request.traced.stages.append(("queued", state.now, 0, f"session lane, {len(lane.waiting)} waiting"))
+    request.note("queued", state.now, f"session lane, {len(lane.waiting)} waiting")
     advance(state, lane)
 
 
@@ -211,6 +211,7 @@ def _start(state: State, lane: Lane, request: Request, envelope: Envelope) -> No
         )
         return
     request.session_event = event
+    request.routed = f"session pin, epoch {lane.epoch}"
     lane.event = 0
     request.epoch = lane.epoch
     if not request.reentrant:

@@ -20,28 +20,15 @@ from agentreach.wire.errors import clean, failure
 from reach.core import replay, sessions, writing
 from reach.core.peers import Peer
 from reach.core.requests import Attachment, MessageKey, Port, Request, Stage, Waiter
-from reach.core.trace import add_timing
+from reach.core.trace import Journey, Traced, put_journey
 
 if TYPE_CHECKING:
     from agentreach.wire.link import Item
     from reach.core.state import State
 
-UNCONFIRMED_S = 5.0
-UNCONFIRMED_MAX = 10_000
 SETTLE_SHARE = 0.1  # of the time left: how long a request waits for a lost link to come back
 CREDIT_INITIAL = limits.STREAM_CREDIT_INITIAL
 AVOID_S_MAX = 300.0  # an agent's retry_after is believed up to here
-
-
-class Unconfirmed:
-    """An outcome on its way to the caller whose fresh id may still be sent again if that link breaks."""
-
-    __slots__ = ("item", "reply", "request")
-
-    def __init__(self, item: Item, request: Request) -> None:
-        self.item = item
-        self.reply = item.data or b""
-        self.request = request
 
 
 # ---- replies from agents ----
@@ -103,7 +90,7 @@ def _item(state: State, request: Request, envelope: Envelope) -> None:
     request.items = number + 1
     request.items_at = now
     if number == 0:
-        request.traced.stages.append(("first item", now, request.attempt, ""))
+        request.note("first item", now)
         reschedule(state, request)
     for waiter in request.waiters:
         waiter.port.deliver(data, request.priority, final=False)
@@ -115,13 +102,11 @@ def _final(state: State, request: Request, envelope: Envelope) -> None:
     timing = envelope.timing
     queue_us, handler_us = timing.queue_us, timing.handler_us
     now = state.now
-    traced = request.traced
-    item = request.item
-    if item is not None and item.accepted_at:
-        traced.stages.append(("accepted", item.accepted_at, request.attempt, ""))
-    add_timing(traced, now, queue_us, handler_us, request.attempt)
-    request.handled_s = handler_us / 1e6
-    request.transport_s = max(0.0, now - request.delivered_at - (queue_us + handler_us) / 1e6)
+    if queue_us or handler_us:
+        request.queue_us, request.handler_us = queue_us, handler_us
+    handled_s = request.handled_s = handler_us / 1e6
+    transport_s = now - request.delivered_at - queue_us / 1e6 - handled_s
+    request.transport_s = transport_s if transport_s > 0 else 0.0
     if envelope.HasField("error"):
         _refused(state, request, envelope)
         return
@@ -223,35 +208,89 @@ def _answer(state: State, request: Request, reply: bytes, outcome: str, error: E
     for waiter in request.waiters:
         item = waiter.port.deliver(reply, request.priority)
         forget_waiter(waiter.port, request)
-    if not request.node_made_id and (
-        error is None or replay.is_stored(error.code, error.retryable, error.may_have_executed)
-    ):
-        _remember(state, request, reply, item)
     request.waiters.clear()
     request.stage = Stage.SETTLED
-    del state.by_key[request.key]
     state.unsettled -= 1
     if request.timer is not None:
         state.wheel.cancel(request.timer, request)
         request.timer = None
-    traced = request.traced
-    traced.outcome = outcome
-    traced.stages.append(("failed" if error is not None else "replied", now, request.attempt, outcome if error else ""))
-    state.traces.close(traced, now, error is not None)
+    if request.node_made_id or (
+        error is not None and not replay.is_stored(error.code, error.retryable, error.may_have_executed)
+    ):
+        del state.by_key[request.key]
+    elif request.fresh and item is not None:
+        item.owner = request  # it stays in `by_key` until the caller has the reply for sure
+        request.reply = item
+    else:
+        del state.by_key[request.key]
+        _keep(state, request, content_digest(Envelope.FromString(request.data)), reply)
+    _close_books(state, request, outcome, error, now)
+
+
+def _close_books(state: State, request: Request, outcome: str, error: Error | None, now: float) -> None:
+    """Trace and count a request that has its outcome."""
     if request.type_stats is not None:
         state.stats.ended(request.type_stats)
         request.type_stats = None
-    delivered = request.delivered_at
+    agent, item, delivered, received = request.agent, request.item, request.delivered_at, request.received
+    total_s = now - received
+    journey = (
+        request.routed,
+        delivered,
+        item.accepted_at if item is not None else 0.0,
+        now,
+        request.attempt,
+        request.queue_us,
+        request.handler_us,
+        request.notes,
+    )
+    if error is None and not state.traces.is_slow(total_s):
+        state.traces.finished(
+            request.trace_id,
+            request.message_id,
+            request.parent_message_id,
+            request.source,
+            request.key[0],
+            agent.agent_id if agent is not None else "",
+            outcome,
+            received,
+            received + state.unix_offset,
+            journey,
+        )
+    else:
+        state.traces.keep(traced(state, request, outcome, journey), now)
     state.stats.finished(
         request.agent_type,
         outcome,
-        delivered - request.received if delivered else None,
+        delivered - received if delivered else None,
         request.transport_s,
         request.handled_s,
-        now - request.received,
+        total_s,
     )
     if error is not None:
         state.log("debug", "request failed", request.trace_id, code=outcome, agent=error.agent_id, why=error.message)
+
+
+def traced(state: State, request: Request, outcome: str = "", journey: Journey | None = None) -> Traced:
+    """A request for its trace; by default as it stands now, in flight."""
+    item = request.item
+    found = Traced(
+        request.message_id,
+        request.parent_message_id,
+        request.trace_id,
+        request.source,
+        request.received,
+        request.received + state.unix_offset,
+        request.key[0],
+    )
+    found.agent_id = request.agent.agent_id if request.agent is not None else ""
+    found.outcome = outcome
+    accepted_at = item.accepted_at if item is not None else 0.0
+    put_journey(
+        found,
+        journey or (request.routed, request.delivered_at, accepted_at, 0.0, request.attempt, 0, 0, request.notes),
+    )
+    return found
 
 
 def _let_go(state: State, request: Request) -> None:
@@ -568,16 +607,6 @@ def forget_waiter(port: Port, request: Request) -> None:
 # ---- outcomes for those who ask again ----
 
 
-def _remember(state: State, request: Request, reply: bytes, item: Item | None) -> None:
-    if not request.data:
-        return
-    if request.fresh and item is not None:
-        state.unconfirmed[request.key] = Unconfirmed(item, request)
-        _trim_unconfirmed(state)
-        return
-    _keep(state, request, content_digest(Envelope.FromString(request.data)), reply)
-
-
 def _keep(state: State, request: Request, digest: bytes, data: bytes) -> None:
     agent = request.agent
     if len(data) > replay.OUTCOME_BYTES_MAX and agent is not None:
@@ -586,26 +615,17 @@ def _keep(state: State, request: Request, digest: bytes, data: bytes) -> None:
         state.replay.store(request.key, digest, data, False, state.now)
 
 
-def _trim_unconfirmed(state: State) -> None:
-    """Drop the oldest outcomes that have been acknowledged; keep aside those that stay unacknowledged."""
-    table = state.unconfirmed
-    for _ in range(2):
-        if not table:
-            return
-        key = next(iter(table))
-        oldest = table[key]
-        if oldest.item.accepted:
-            del table[key]
-        elif state.now - oldest.item.stamped > UNCONFIRMED_S or len(table) > UNCONFIRMED_MAX:
-            confirm(state, key)
-        else:
-            return
+def confirmed(state: State, request: Request) -> None:
+    """The caller's link has accepted the final reply of a fresh id: it will not be sent again."""
+    request.reply = None
+    if state.by_key.get(request.key) is request:
+        del state.by_key[request.key]
 
 
-def confirm(state: State, key: MessageKey) -> None:
-    """A fresh id was sent again, or not acknowledged for long: keep its outcome like that of any other message."""
-    unconfirmed = state.unconfirmed.pop(key, None)
-    if unconfirmed is None:
-        return
-    request = unconfirmed.request
-    _keep(state, request, content_digest(Envelope.FromString(request.data)), unconfirmed.reply)
+def keep_unconfirmed(state: State, request: Request) -> None:
+    """A fresh id was sent again, or its link is gone: keep its outcome like that of any other message."""
+    reply, request.reply = request.reply, None
+    if state.by_key.get(request.key) is request:
+        del state.by_key[request.key]
+    if reply is not None and reply.data is not None:
+        _keep(state, request, content_digest(Envelope.FromString(request.data)), reply.data)

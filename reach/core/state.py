@@ -7,7 +7,7 @@ health. They run synchronously, a whole frame at a time, and leave what must hap
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 from agentreach.policy.wheel import TimerWheel
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from reach.core.peers import Peer
     from reach.core.requests import Attachment, MessageKey, Request
     from reach.core.sessions import Lane, LaneKey
-    from reach.core.settle import Unconfirmed
     from reach.core.topics import Publishing
 
 
@@ -72,8 +71,6 @@ class State:
             bytes_max=rules.replay_bytes_max,
             unix_offset_s=unix - now,
         )
-        self.unconfirmed: OrderedDict[MessageKey, Unconfirmed] = OrderedDict()
-        """Outcomes of fresh ids whose caller has not yet acknowledged them, oldest first."""
         self.origins: dict[tuple[str, str, str], tuple[bytes, bytes]] = {}
         """By (tenant, principal, env): what `writing` puts into every delivery of theirs."""
         self.wheel: TimerWheel[Request] = TimerWheel()

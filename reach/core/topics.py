@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from agentreach.v1.envelope_pb2 import Envelope
+
 if TYPE_CHECKING:
     from agentreach.policy.wheel import Token
     from agentreach.wire.link import Item
@@ -53,12 +55,24 @@ class Topics:
 class Publishing:
     """One EVENT on its way: what is acknowledged, dropped, still unknown."""
 
-    __slots__ = ("accepted", "deadline", "dropped", "items", "matched", "message_id", "port", "timer", "trace_id")
+    __slots__ = (
+        "accepted",
+        "deadline",
+        "dropped",
+        "items",
+        "matched",
+        "message_id",
+        "port",
+        "timer",
+        "topic",
+        "trace_id",
+    )
 
-    def __init__(self, port: Port, message_id: str, trace_id: str, deadline: float) -> None:
+    def __init__(self, port: Port, envelope: Envelope, deadline: float) -> None:
         self.port = port
-        self.message_id = message_id
-        self.trace_id = trace_id
+        self.message_id = envelope.message_id
+        self.trace_id = envelope.trace_id
+        self.topic = envelope.target.topic
         self.deadline = deadline
         self.matched = 0
         self.accepted = 0

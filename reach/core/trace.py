@@ -1,8 +1,8 @@
 """What happened to each message: its stages with times, kept for `GetTrace` (behaviour.md §10).
 
-A `Traced` is one message at this node; whoever sees it through appends to its `stages`. The book finds all messages of
-a trace while they are in flight and for a while after: the last ones finished, and, in a ring of their own that the
-normal traffic cannot wash out, those that failed or were slow.
+A `Traced` is one message at this node with its stages. The book finds the messages of a trace for a while after their
+end: the last ones finished, and, in a ring of their own that the normal traffic cannot wash out, those that failed or
+were slow. (Those in flight are found among the requests.)
 
 Times are monotonic seconds; the wall clock is noted once a message, on receipt, and everything else is an offset to
 it. The book knows nothing of what stages mean, save that the time inside an agent (`timing`) tells when its handler
@@ -28,7 +28,6 @@ REPLIED = "replied"
 FAILED = "failed"
 RETRIED = "retried"
 
-STAGES_MAX = 64  # of one message; retries and moves fit, a peer that repeats progress for ever does not
 FOUND_MAX = 1_000  # messages that one answer shows: well below gRPC's message limit, and read in milliseconds
 
 Stage = tuple[str, float, int, str]
@@ -39,8 +38,14 @@ Timing = tuple[float, int, int, int]
 
 # A finished message as the book keeps it: a tuple of plain values. The garbage collector stops looking at such, and at
 # what they hold; with an object and a list for each of 50,000 messages every full collection took 60 ms, at full
-# speed once a second. Fields: trace_id, number of the trace's message before this one, and those of `Traced`.
-_Packed = tuple[str, int, str, str, str, str, str, str, float, float, tuple[Stage, ...], tuple[Timing, ...]]
+# speed once a second. Stages are made of the times when somebody asks: (trace_id, number of the trace's message before
+# this one, the fields of `Traced` up to received_unix, those of `Journey`).
+_Packed = tuple[str, int, str, str, str, str, str, str, float, float, "Journey"]
+
+Journey = tuple[str, float, float, float, int, int, int, tuple[Stage, ...]]
+"""(how it was routed, delivered at, accepted at, ended at, attempt, µs in the agent's queue, µs in the handler, notes).
+
+Times are 0 for what did not happen; the notes are all other stages."""
 
 
 class Traced:
@@ -81,13 +86,8 @@ class Traced:
         self.received = received
         self.received_unix = received_unix
         self.stages: list[Stage] = []
-        """In the order in which they became known. What a peer can repeat goes through `note`, which is bounded."""
+        """In the order in which they became known."""
         self.timings: tuple[Timing, ...] = ()
-
-    def note(self, name: str, at: float, attempt: int = 0, detail: str = "") -> None:
-        """Append a stage, unless the message has `STAGES_MAX` already."""
-        if len(self.stages) < STAGES_MAX:
-            self.stages.append((name, at, attempt, detail))
 
     def timeline(self) -> list[Stage]:
         """The stages in time order, with what the agent's timing tells worked in."""
@@ -104,7 +104,7 @@ class TraceBook:
     `slow_s`: a message that took so long is kept like a failed one, up to `kept_s`.
     """
 
-    __slots__ = ("_closed", "_kept", "_kept_max", "_kept_s", "_last", "_open", "_recent", "_recent_max", "_slow_s")
+    __slots__ = ("_closed", "_kept", "_kept_max", "_kept_s", "_last", "_recent", "_recent_max", "_slow_s")
 
     def __init__(
         self, recent_max: int = 50_000, kept_max: int = 10_000, kept_s: float = 900.0, slow_s: float = 5.0
@@ -113,7 +113,6 @@ class TraceBook:
         self._kept_max = kept_max
         self._kept_s = kept_s
         self._slow_s = slow_s
-        self._open: dict[Traced, None] = {}
         self._kept: deque[tuple[float, Traced]] = deque()
         # Message number n stands at place n % recent_max. Each names the one before it of the same trace, so that a
         # trace_id that everything uses costs no more than one that is used once; numbers that have been written over
@@ -123,30 +122,33 @@ class TraceBook:
         self._last: dict[str, int] = {}
 
     def __len__(self) -> int:
-        return len(self._open) + len(self._kept) + min(self._closed, self._recent_max)
+        return len(self._kept) + min(self._closed, self._recent_max)
 
-    @property
-    def in_flight(self) -> int:
-        """Messages opened and not closed."""
-        return len(self._open)
+    def keep(self, traced: Traced, now: float) -> None:
+        """A message that failed or was slow has its outcome. What is added to its stages later shows too."""
+        self._kept.append((now, traced))
+        self.expire(now)
+        if len(self._kept) > self._kept_max:
+            self._kept.popleft()
 
-    def open(self, traced: Traced) -> None:
-        """Make a message findable. Whoever opens it closes it, on every path."""
-        self._open[traced] = None
+    def is_slow(self, total_s: float) -> bool:
+        """Whether a message that took so long is to be kept like a failed one."""
+        return total_s >= self._slow_s
 
-    def close(self, traced: Traced, now: float, failed: bool) -> None:
-        """The message has its outcome. Closing it again, or one that was never opened, changes nothing.
-
-        What is added to its stages later shows only if it failed or was slow.
-        """
-        if self._open.pop(traced, self) is self:
-            return
-        if failed or now - traced.received >= self._slow_s:
-            self._kept.append((now, traced))
-            self.expire(now)
-            if len(self._kept) > self._kept_max:
-                self._kept.popleft()
-            return
+    def finished(
+        self,
+        trace_id: str,
+        message_id: str,
+        parent_message_id: str,
+        source: str,
+        tenant: str,
+        agent_id: str,
+        outcome: str,
+        received: float,
+        received_unix: float,
+        journey: Journey,
+    ) -> None:
+        """An ordinary message has its outcome. The arguments are the fields of `Traced`."""
         number = self._closed
         self._closed = number + 1
         place = number % self._recent_max
@@ -154,20 +156,18 @@ class TraceBook:
         before = self._recent[place]
         if before is not None and last[before[0]] == number - self._recent_max:
             del last[before[0]]
-        trace_id = traced.trace_id
         self._recent[place] = (
             trace_id,
             last.get(trace_id, -1),
-            traced.message_id,
-            traced.parent_message_id,
-            traced.source,
-            traced.tenant,
-            traced.agent_id,
-            traced.outcome,
-            traced.received,
-            traced.received_unix,
-            tuple(traced.stages),
-            traced.timings,
+            message_id,
+            parent_message_id,
+            source,
+            tenant,
+            agent_id,
+            outcome,
+            received,
+            received_unix,
+            journey,
         )
         last[trace_id] = number
 
@@ -180,10 +180,9 @@ class TraceBook:
     def find(self, trace_id: str, limit: int = FOUND_MAX) -> list[Traced]:
         """The messages of a trace, in the order of their receipt; of more than `limit`, the newest.
 
-        Those in flight and those kept are searched one by one: under a millisecond for 10,000, and only when asked.
+        Those kept are searched one by one: under a millisecond for 10,000, and only when asked.
         """
-        found = [traced for traced in self._open if traced.trace_id == trace_id]
-        found += [traced for _, traced in self._kept if traced.trace_id == trace_id]
+        found = [traced for _, traced in self._kept if traced.trace_id == trace_id]
         finished: list[Traced] = []
         number = self._last.get(trace_id, -1)
         oldest = self._closed - self._recent_max
@@ -196,12 +195,6 @@ class TraceBook:
         found += reversed(finished)
         found.sort(key=_received)
         return found[-limit:]
-
-
-def add_timing(traced: Traced, replied_at: float, queue_us: int, handler_us: int, attempt: int) -> None:
-    """Note what a RESPONSE's `timing` says of the time inside the agent. Cheap: it is worked out when somebody asks."""
-    if len(traced.timings) < STAGES_MAX:
-        traced.timings += ((replied_at, queue_us, handler_us, attempt),)
 
 
 def to_proto(messages: Iterable[Traced], node_id: str) -> admin_pb2.GetTraceReply:
@@ -226,13 +219,30 @@ def to_proto(messages: Iterable[Traced], node_id: str) -> admin_pb2.GetTraceRepl
 
 
 def _unpacked(packed: _Packed) -> Traced:
-    trace_id, _, message_id, parent, source, tenant, agent_id, outcome, received, unix, stages, timings = packed
+    trace_id, _, message_id, parent, source, tenant, agent_id, outcome, received, unix, journey = packed
     traced = Traced(message_id, parent, trace_id, source, received, unix, tenant)
     traced.agent_id = agent_id
     traced.outcome = outcome
-    traced.stages = list(stages)
-    traced.timings = timings
+    put_journey(traced, journey)
     return traced
+
+
+def put_journey(traced: Traced, journey: Journey) -> None:
+    """Write a message's times into its stages."""
+    routed, delivered, accepted, ended, attempt, queue_us, handler_us, notes = journey
+    stages = traced.stages
+    stages.append((RECEIVED, traced.received, 0, ""))
+    stages.extend(notes)
+    if delivered:
+        stages.append((ROUTED, delivered, attempt, routed))
+        stages.append((DELIVERED, delivered, attempt, traced.agent_id))
+    if accepted:
+        stages.append((ACCEPTED, accepted, attempt, ""))
+    if ended:
+        ok = traced.outcome == "OK"
+        stages.append((REPLIED, ended, attempt, "") if ok else (FAILED, ended, attempt, traced.outcome))
+        if queue_us or handler_us:
+            traced.timings = ((ended, queue_us, handler_us, attempt),)
 
 
 def _received(traced: Traced) -> float:

@@ -8,6 +8,7 @@ built in the ordinary way.
 
 from __future__ import annotations
 
+from struct import Struct
 from typing import TYPE_CHECKING
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -48,19 +49,24 @@ _L_MESSAGE, _L_TRACE, _L_PATH, _L_HOPS, _L_DEADLINE, _L_VALID, _L_TENANT, _L_PRI
 
 _ENTRY_16 = _ENTRY + b"\x10"  # an entry of ours is 16 bytes
 _REQUEST = _TYPE + varint(pb.REQUEST)
-_ONE_HOP = _HOPS + b"\x01"
-_L_ONE_HOP = _L_HOPS + b"\x01"
 _YES, _NO = b"\x01", b"\x00"
+_ONE_HOP = _HOPS + b"\x01" + _PATH
+_L_ONE_HOP = _L_HOPS + b"\x01" + _L_PATH
+_FIRST_FRESH = _REQUEST + _ATTEMPT + b"\x01" + _FRESH + _YES + _TIMEOUT
+_TIMES = Struct("<cQcQ")
 _NOTHING_CLAIMED = b"".join(
-    (_TYPE, varint(pb.RESPONSE), *(key + _NO for key in (_RECIPIENT, _LINEAGE, _TENANT, _PRINCIPAL, _HOPS)))
+    (
+        _TYPE,
+        varint(pb.RESPONSE),
+        *(key + _NO for key in (_RECIPIENT, _LINEAGE, _TENANT, _PRINCIPAL, _HOPS, _EPOCH, _SESSION_EVENT, _SEQUENCE)),
+    )
 )
 """A RESPONSE, and the scalar fields that no agent may write."""
 
 
 def text(key: bytes, value: str) -> bytes:
     """A string field."""
-    data = value.encode()
-    return key + varint(len(data)) + data
+    return key + sized(value.encode())
 
 
 def recipient_fields(agent_id: str) -> tuple[bytes, bytes]:
@@ -81,53 +87,55 @@ def delivered(
     state: State, request: Request, envelope: Envelope, recipient: tuple[bytes, bytes], parent: Lineage | None
 ) -> bytes:
     """The REQUEST for one attempt: the sender's envelope with all that the node writes, its lineage signed."""
-    message_id = request.message_id.encode()
-    trace_id = request.trace_id.encode()
-    hop = b"".join((recipient[1], _HOP_MESSAGE, varint(len(message_id)), message_id, _hop_rest(envelope)))
-    hop_field = b"".join((varint(len(hop)), hop))
-    origin = state.origins.get(request.key[:3])
-    if origin is None:
-        origin = state.origin(request.key)
-    if parent is None:
-        path, lineage_path, hops, lineage_hops = _PATH + hop_field, _L_PATH + hop_field, _ONE_HOP, _L_ONE_HOP
-    else:
-        earlier = [_sized(each.SerializeToString()) for each in parent.path]
-        path = b"".join([_PATH + each for each in earlier] + [_PATH + hop_field])
-        lineage_path = b"".join([_L_PATH + each for each in earlier] + [_L_PATH + hop_field])
-        count = varint(parent.hop_count + 1)
-        hops, lineage_hops = _HOPS + count, _L_HOPS + count
-    deadline_ms = int((request.deadline + state.unix_offset) * 1000)
-    lineage = state.lineage.sign_bytes(
-        b"".join(
-            (
-                _L_MESSAGE, varint(len(message_id)), message_id, _L_TRACE, varint(len(trace_id)), trace_id,
-                lineage_path, lineage_hops, _L_DEADLINE, deadline_ms.to_bytes(8, "little"),
-                _L_VALID, (deadline_ms + LINGER_MS).to_bytes(8, "little"),
-                origin[1],
-            )
+    message_id = sized(request.message_id.encode())
+    trace_id = sized(request.trace_id.encode())
+    key = request.key
+    origin = state.origins.get((key[0], key[1], key[2])) or state.origin(key)
+    session_id, dedup_key = envelope.session_id, envelope.dedup_key
+    if session_id or dedup_key:
+        hop = sized(
+            recipient[1] + _HOP_MESSAGE + message_id + text(_HOP_SESSION, session_id) + text(_HOP_DEDUP, dedup_key)
         )
-    )  # fmt: skip
-    left_ms = max(1, int((request.deadline - state.now) * 1000))
+    else:
+        hop = sized(recipient[1] + _HOP_MESSAGE + message_id)
+    if parent is None:
+        path, lineage_path = _ONE_HOP + hop, _L_ONE_HOP + hop
+    else:
+        path, lineage_path = _longer_path(parent, hop)
+    deadline_ms = int((request.deadline + state.unix_offset) * 1000)
+    times = _TIMES.pack(_L_DEADLINE, deadline_ms, _L_VALID, deadline_ms + LINGER_MS)
+    content = b"".join((_L_MESSAGE, message_id, _L_TRACE, trace_id, lineage_path, times, origin[1]))
+    lineage = sized(state.lineage.sign_bytes(content))
+    left_ms = int((request.deadline - state.now) * 1000) or 1
     envelope.ClearField("path")
     envelope.ClearField("actors")
+    attempt_and_fresh = _FIRST_FRESH if request.fresh and request.attempt == 1 else _attempt(request)
     return b"".join(
         (
-            envelope.SerializeToString(), _REQUEST, recipient[0], _ENTRY_16, request.entry, _TRACE,
-            varint(len(trace_id)), trace_id, _LINEAGE, varint(len(lineage)), lineage, _TIMEOUT, varint(left_ms),
-            _ATTEMPT, varint(request.attempt), _FRESH, _YES if request.fresh else _NO, hops, path,
-            _EPOCH, varint(request.epoch), origin[0],
+            envelope.SerializeToString(), recipient[0], origin[0], _ENTRY_16, request.entry, _TRACE, trace_id,
+            _LINEAGE, lineage, path, attempt_and_fresh, varint(left_ms), _EPOCH, varint(request.epoch),
         )
     )  # fmt: skip
 
 
-def _hop_rest(envelope: Envelope) -> bytes:
-    session_id, dedup_key = envelope.session_id, envelope.dedup_key
-    if not session_id and not dedup_key:
-        return b""
-    return text(_HOP_SESSION, session_id) + text(_HOP_DEDUP, dedup_key)
+def _longer_path(parent: Lineage, hop: bytes) -> tuple[bytes, bytes]:
+    """(hop_count and path for the envelope, the same for its lineage) of a call made from a handler."""
+    hops = [sized(each.SerializeToString()) for each in parent.path]
+    hops.append(hop)
+    count = varint(parent.hop_count + 1)
+    return (
+        _HOPS + count + b"".join([_PATH + each for each in hops]),
+        _L_HOPS + count + b"".join([_L_PATH + each for each in hops]),
+    )
 
 
-def _sized(data: bytes) -> bytes:
+def _attempt(request: Request) -> bytes:
+    """type, attempt, fresh, and the key of the timeout that follows."""
+    return b"".join((_REQUEST, _ATTEMPT, varint(request.attempt), _FRESH, _YES if request.fresh else _NO, _TIMEOUT))
+
+
+def sized(data: bytes) -> bytes:
+    """A string, bytes or message as it stands behind its key: its length, then itself."""
     return varint(len(data)) + data
 
 
@@ -136,12 +144,18 @@ def answered(request: Request, envelope: Envelope, agent_id: str) -> bytes:
     envelope.ClearField("target")
     envelope.ClearField("path")
     envelope.ClearField("actors")
-    message_id, trace_id, source = request.message_id.encode(), request.trace_id.encode(), agent_id.encode()
+    rest = b""
+    if request.session_event or request.epoch or request.items:
+        rest = b"".join(
+            (
+                _EPOCH, varint(request.epoch), _SESSION_EVENT, varint(request.session_event),
+                _SEQUENCE, varint(request.items),
+            )
+        )  # fmt: skip
     return b"".join(
         (
-            envelope.SerializeToString(), _NOTHING_CLAIMED, _SOURCE, varint(len(source)), source,
-            _CORRELATION, varint(len(message_id)), message_id, _TRACE, varint(len(trace_id)), trace_id,
-            _ENTRY_16, request.entry, _EPOCH, varint(request.epoch),
-            _SESSION_EVENT, varint(request.session_event), _SEQUENCE, varint(request.items),
+            envelope.SerializeToString(), _NOTHING_CLAIMED, _SOURCE, sized(agent_id.encode()),
+            _CORRELATION, sized(request.message_id.encode()), _TRACE, sized(request.trace_id.encode()),
+            _ENTRY_16, request.entry, rest,
         )
     )  # fmt: skip

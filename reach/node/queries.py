@@ -15,9 +15,11 @@ from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.wire.checks import request_fault, target_fault
 from agentreach.wire.errors import failure
 from agentreach.wire.names import normalise_env
+from reach.core import settle
 from reach.core.agents import FULL
 from reach.core.explain import explain
 from reach.core.ports import Identity, MeshFailure
+from reach.core.requests import Stage
 from reach.core.state import State
 from reach.core.trace import to_proto
 
@@ -152,7 +154,14 @@ class Queries:
 
     def get_trace(self, trace_id: str, who: Identity) -> admin.GetTraceReply:
         """The stages of every message of a trace."""
-        found = [traced for traced in self._state.traces.find(trace_id) if traced.tenant in ("", who.tenant)]
+        state = self._state
+        found = state.traces.find(trace_id)
+        found += [
+            settle.traced(state, request)
+            for request in state.requests.values()
+            if request.trace_id == trace_id and request.stage is not Stage.SETTLED
+        ]
+        found = [traced for traced in found if traced.tenant in ("", who.tenant)]
         return to_proto(found, self._state.rules.node_id)
 
     def get_node(self) -> admin.GetNodeReply:

@@ -1,4 +1,4 @@
-"""Bounds that both ends must know to interoperate. Sizes in bytes, times in milliseconds unless the name says otherwise."""
+"""Bounds that both ends must know to interoperate. Sizes in bytes, times in ms unless the name says otherwise."""
 
 PROTOCOL_VERSION = 1
 

@@ -54,7 +54,7 @@ def varint(number: int) -> bytes:
 class Item:
     """One envelope on its way to the peer."""
 
-    __slots__ = ("accepted", "accepted_at", "data", "doubtful", "priority", "seq", "stamped", "tag", "waits")
+    __slots__ = ("accepted", "accepted_at", "data", "doubtful", "owner", "priority", "seq", "stamped", "waits")
 
     def __init__(self, data: bytes, priority: int, stamped: float) -> None:
         self.data: bytes | None = data
@@ -70,8 +70,8 @@ class Item:
         """True once the peer acknowledged that frame."""
         self.accepted_at = 0.0
         """When that acknowledgement came, by the clock given to `receive`."""
-        self.tag: str = ""
-        """For the owner's use."""
+        self.owner: object = None
+        """Who wants to know of the acknowledgement; such items come out in `Link.confirmed`."""
 
 
 class _SentFrame:
@@ -101,6 +101,8 @@ class Link:
         """Number of the last frame of the peer that was accepted: `last_seq` of hello and welcome."""
         self.acknowledged = 0
         """Number of the last frame of ours that the peer accepted."""
+        self.confirmed: list[Item] = []
+        """Items with an owner that were acknowledged; whoever reads them empties it."""
         self.waiting = 0
         """Envelopes in the outbox, not yet given to the transport."""
         self.waiting_bytes = 0
@@ -338,6 +340,8 @@ class Link:
             for item in frame.items:
                 item.accepted = True
                 item.accepted_at = now
+                if item.owner is not None:
+                    self.confirmed.append(item)
                 item.data = None
             self.unacked -= len(frame.items)
             self.unacked_bytes -= frame.bytes_held
