@@ -260,6 +260,7 @@ class MemoryLease:
 
     def abandon(self) -> None:
         """Stop keeping it alive; it expires at its time."""
+        self._store.forget(self._id)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -285,5 +286,4 @@ class MemoryLease:
     def _lose(self) -> None:
         self.abandon()
         self._valid_until = min(self._valid_until, self._state.clock())
-        self._store.forget(self._id)
         self._gone.set()

@@ -263,7 +263,7 @@ def _checked(state: State, peer: Peer, attach: pb.Attach, position: int) -> Atta
         attaching.error = error
         return attaching
     agent = attaching.agent = Agent.from_record(record)
-    agent.status, agent.in_flight, agent.load = STARTING, 0, 0.0
+    agent.status, agent.in_flight, agent.load, agent.generation = STARTING, 0, 0.0, 0
     agent.node_id = state.rules.node_id
     agent.registered_at = agent.heartbeat_at = state.unix
     if former is not None and former.incarnation == peer.incarnation and _same_offer(former, agent):

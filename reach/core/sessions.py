@@ -220,9 +220,14 @@ def _start(state: State, lane: Lane, request: Request, envelope: Envelope) -> No
     route.hand_over(state, request, envelope, owner, request.parent)
 
 
+def refresh_every_s(session_ttl_s: float) -> float:
+    """How often the pin of a session in use is written again."""
+    return min(REFRESH_S, session_ttl_s / 4)
+
+
 def _keep_pin(state: State, lane: Lane) -> None:
     lane.used_at = state.now
-    if state.now - lane.refreshed_at >= REFRESH_S:
+    if state.now - lane.refreshed_at >= refresh_every_s(state.rules.session_ttl_s):
         lane.refreshed_at = state.now
         state.effects.append(RefreshPin(lane))
 

@@ -204,7 +204,7 @@ class HeldLease(Protocol):
         ...
 
     def abandon(self) -> None:
-        """Stop keeping it alive: it ends by itself, TTL after the last keepalive."""
+        """Stop keeping it alive: it ends by itself, TTL after the last keepalive. Nobody is told then."""
         ...
 
     async def release(self) -> None:

@@ -10,38 +10,36 @@ import random
 import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import structlog
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from agentreach.aio.clock import boot_time
 from agentreach.v1.admin_pb2 import NodeRecord
-from agentreach.v1.registry_pb2 import AgentStatus
 from reach.adapters.binding import PortTaken
 from reach.adapters.etcd import EtcdStore, EtcdTls, parse_endpoints
 from reach.adapters.grpc_server.server import GrpcServer
 from reach.adapters.http_server import HttpServer
 from reach.adapters.memory_store import MemoryStore
-from reach.adapters.metrics import Gauges, make_registry, render
+from reach.adapters.metrics import make_registry, render
 from reach.core.lineage import LineageKeys
-from reach.core.requests import Attachment
 from reach.core.rules import Rules
 from reach.core.state import State
-from reach.core.stats import Stats
 from reach.core.store import Store, StoreUnavailable
 from reach.node.config import Config
 from reach.node.engine import Engine
+from reach.node.gauges import NodeGauges
+from reach.node.pins import PinBook
 from reach.node.registrar import Registrar
 
 log = structlog.get_logger("reach")
 
 VERSION = importlib.metadata.version("agent-reach-mesh")
 STOP_GRACE_S = 1.0
-STATUS_NAMES = {int(number): name for name, number in AgentStatus.items()}
 
 
 @dataclass(slots=True)
@@ -51,6 +49,8 @@ class Node:
     engine: Engine
     grpc_address: str
     http_address: str
+    broken: asyncio.Event
+    """Set when a duty of the node has failed: it must not go on pretending to be one."""
 
 
 def rules_of(config: Config) -> Rules:
@@ -78,11 +78,49 @@ def make_engine(config: Config, unix: float) -> Engine:
 async def running(config: Config) -> AsyncIterator[Node]:
     """A node that serves while the context is open; leaving it drains and stops it.
 
-    Raises `PortTaken`, or `StoreUnavailable` if the registry cannot be reached at start.
+    Raises `PortTaken`, or `StoreUnavailable` if the registry cannot be used at start, within about 5 s.
     """
-    engine = make_engine(config, time.time())
     store = await make_store(config)
-    record = NodeRecord(
+    engine = make_engine(config, time.time())
+    record = _node_record(config)
+    registrar = Registrar(store, record, lease_ttl_s=config.node_lease_ttl_s, replaced=engine.replaced)
+    contact = registrar.contact
+    engine.use(registrar, PinBook(store, config.node_id, config.session_ttl_s, lambda: contact.away))
+    engine.node, engine.registry_name = record, config.registry.partition(":")[0]
+    engine.registry_age, engine.registry_grace_s = lambda: contact.age_s, config.registry_grace_s
+    server = GrpcServer(engine, listen=config.listen)
+    metrics = make_registry(NodeGauges(engine), VERSION)
+    http = HttpServer(listen=config.http, metrics=lambda: render(metrics), unready_reason=lambda: engine.unready_reason)
+    node = Node(engine, "", "", asyncio.Event())
+    duties: asyncio.Task[None] | None = None
+    try:
+        # Both addresses before the registry: whoever reads this node's key there can reach it.
+        engine.starting = True
+        await server.start()
+        record.address = node.grpc_address = server.address
+        if config.http:
+            await http.start()
+            record.http_address = node.http_address = http.address
+        await registrar.start()
+        engine.starting = False
+        duties = asyncio.create_task(registrar.run(), name="registrar")
+        duties.add_done_callback(lambda task: _duty_ended(task, node.broken))
+        yield node
+        server.set_serving(False)
+        await engine.drain(config.drain_timeout_s)
+    finally:
+        if duties is not None:
+            duties.cancel()
+            await asyncio.gather(duties, return_exceptions=True)
+        await registrar.stop()  # before the servers: nobody shall find a node that is about to be gone
+        await http.stop()
+        await server.stop(STOP_GRACE_S)
+        await store.close()
+        await engine.close()
+
+
+def _node_record(config: Config) -> NodeRecord:
+    return NodeRecord(
         node_id=config.node_id,
         address=config.listen,
         http_address=config.http,
@@ -90,46 +128,10 @@ async def running(config: Config) -> AsyncIterator[Node]:
         started_at=_stamp(time.time()),
         incarnation=os.urandom(16),
     )
-    server = GrpcServer(engine, listen=config.listen)
-    metrics = make_registry(_Source(engine), VERSION)
-    http = HttpServer(listen=config.http, metrics=lambda: render(metrics), unready_reason=lambda: engine.unready_reason)
-    registrar = Registrar(
-        store,
-        record,
-        lease_ttl_s=config.node_lease_ttl_s,
-        session_ttl_s=config.session_ttl_s,
-        replaced=engine.replaced,
-    )
-    engine.use(registrar)
-    engine.node, engine.registry_age, engine.registry_grace_s = record, lambda: registrar.age_s, config.registry_grace_s
-    engine.registry_name = config.registry.partition(":")[0]
-    duties: asyncio.Task[None] | None = None
-    try:
-        await registrar.start()
-        duties = asyncio.create_task(registrar.run(), name="registrar")
-        duties.add_done_callback(_duty_ended)
-        await server.start()
-        record.address = server.address
-        if config.http:
-            await http.start()
-            record.http_address = http.address
-        yield Node(engine, server.address, http.address if config.http else "")
-        server.set_serving(False)
-        await engine.drain(config.drain_timeout_s)
-        await registrar.settle(STOP_GRACE_S)
-    finally:
-        await http.stop()
-        await server.stop(STOP_GRACE_S)
-        if duties is not None:
-            duties.cancel()
-            await asyncio.gather(duties, return_exceptions=True)
-        await registrar.stop()
-        await store.close()
-        await engine.close()
 
 
 async def make_store(config: Config) -> Store:
-    """The registry store that the configuration names."""
+    """The registry store that the configuration names. Raises `StoreUnavailable` within about 5 s."""
     if config.registry == "memory":
         return MemoryStore()
     address = parse_endpoints(config.registry)
@@ -138,17 +140,24 @@ async def make_store(config: Config) -> Store:
         tls = EtcdTls(
             ca=_path(config.registry_tls_ca), cert=_path(config.registry_tls_cert), key=_path(config.registry_tls_key)
         )
-    return await EtcdStore.connect(
-        address.endpoints,
-        prefix=config.registry_prefix,
-        tls=tls,
-        user=config.registry_user or None,
-        password=config.registry_password or None,
-    )
+    try:
+        return await EtcdStore.connect(
+            address.endpoints,
+            prefix=config.registry_prefix,
+            tls=tls,
+            user=config.registry_user or None,
+            password=config.registry_password or None,
+        )
+    except OSError as error:
+        raise StoreUnavailable(f"{error.filename}: {error.strerror}") from error
 
 
 async def run_node(config: Config) -> int:
-    """Serve until SIGTERM or SIGINT, drain, and give the exit code. A second signal ends the process at once."""
+    """Serve until SIGTERM or SIGINT, drain, and give the exit code. A second signal ends the process at once.
+
+    A signal before the node is ready ends the start. 2: it cannot start as configured (one line says why); 1: a duty
+    of the node failed while it ran.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -160,58 +169,49 @@ async def run_node(config: Config) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked_to_stop)
     try:
-        async with running(config) as node:
-            log.info("ready", node=config.node_id, grpc=node.grpc_address, http=node.http_address, version=VERSION)
-            await stop.wait()
-            log.info("stopping: no new requests, running ones may end", limit_s=config.drain_timeout_s)
+        return await _serve(config, stop)
     except PortTaken as error:
-        print(f"reach: {error}", file=sys.stderr)  # noqa: T201 - one line for people, before or without a log
-        return 2
+        why = str(error)
     except StoreUnavailable as error:
-        print(f"reach: the registry {config.registry} cannot be used: {error}", file=sys.stderr)  # noqa: T201
-        return 2
+        why = f"the registry {config.registry} cannot be used: {error}"
+    print(f"reach: {why}", file=sys.stderr)  # noqa: T201 - one line for people, before or without a log
+    return 2
+
+
+async def _serve(config: Config, stop: asyncio.Event) -> int:
+    async with contextlib.AsyncExitStack() as stack:
+        start = asyncio.create_task(stack.enter_async_context(running(config)), name="start")
+        if not await _first(start, stop):
+            start.cancel()
+            await asyncio.wait([start])
+            return 0
+        node = start.result()
+        log.info("ready", node=config.node_id, grpc=node.grpc_address, http=node.http_address, version=VERSION)
+        broken = asyncio.create_task(node.broken.wait(), name="broken")
+        await _first(broken, stop)
+        broken.cancel()
+        log.info("stopping: no new requests, running ones may end", limit_s=config.drain_timeout_s)
     log.info("stopped", node=config.node_id)
-    return 0
+    return 1 if node.broken.is_set() else 0
+
+
+async def _first(task: asyncio.Task[Any], stop: asyncio.Event) -> bool:
+    """Wait for the task or for `stop`; True if the task is done."""
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    return task.done()
 
 
 def _path(name: str) -> Path | None:
     return Path(name) if name else None
 
 
-class _Source:
-    """What metrics ask the node."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    @property
-    def stats(self) -> Stats:
-        return self._engine.state.stats
-
-    def gauges(self) -> Gauges:
-        state = self._engine.state
-        agents: Counter[tuple[str, str]] = Counter()
-        outboxes: dict[str, int] = {}
-        for agent in state.directory:
-            agents[agent.agent_type, STATUS_NAMES.get(agent.status, "UNKNOWN")] += 1
-            if isinstance(agent.link, Attachment):
-                outboxes[agent.agent_id] = agent.link.peer.link.waiting
-        queued = [lane.waiting[0].received for lane in state.lanes.values() if lane.waiting]
-        return Gauges(
-            agents=agents,
-            queue_depth=sum(len(lane.waiting) for lane in state.lanes.values()),
-            queue_oldest_s=boot_time() - min(queued) if queued else 0.0,
-            outbox_envelopes=outboxes,
-            registry_age_s=self._engine.registry_age(),
-            leader=True,
-        )
-
-
-def _duty_ended(task: asyncio.Task[None]) -> None:
-    """The registry's duties run as long as the node. If one fails, the node must not go on pretending."""
+def _duty_ended(task: asyncio.Task[None], broken: asyncio.Event) -> None:
+    """The registry's duties run as long as the node."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.critical("a duty of the node failed; it stops", exc_info=error)
-        os.kill(os.getpid(), signal.SIGTERM)
+        broken.set()
 
 
 def _stamp(unix: float) -> Timestamp:

@@ -30,6 +30,7 @@ from reach.core.profiles import whole_timeout_ms
 from reach.core.requests import Attachment
 from reach.core.state import State
 from reach.core.store import StoreUnavailable
+from reach.node.pins import PinBook
 from reach.node.queries import Queries
 from reach.node.registrar import Registrar
 from reach.node.streams import Stream
@@ -48,15 +49,16 @@ class Engine(Queries):
         self._stall = StallWatch(self._loop)
         self._hello_timeout_s = hello_timeout_s
         self._registrar: Registrar | None = None
+        self._pin_book: PinBook | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
         self._depth = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._settled = asyncio.Event()
 
-    def use(self, registrar: Registrar) -> None:
+    def use(self, registrar: Registrar, pins: PinBook) -> None:
         """Connect the registry; before this nothing can attach."""
-        self._registrar = registrar
+        self._registrar, self._pin_book = registrar, pins
 
     # ---- steps ----
 
@@ -133,12 +135,17 @@ class Engine(Queries):
             case CreatePin():
                 self._spawn(self._create_pin(effect), "create-pin")
             case RefreshPin():
-                self._spawn(self._registry.refresh_pin(effect), "refresh-pin")
+                self._spawn(self._pins.refresh(effect), "refresh-pin")
 
     @property
     def _registry(self) -> Registrar:
         assert self._registrar is not None, "use() comes before the first stream"
         return self._registrar
+
+    @property
+    def _pins(self) -> PinBook:
+        assert self._pin_book is not None, "use() comes before the first stream"
+        return self._pin_book
 
     def _registered(self, peer: Peer, arrival: attach.Arrival) -> None:
         with self.step() as state:
@@ -146,7 +153,7 @@ class Engine(Queries):
 
     async def _create_pin(self, effect: CreatePin) -> None:
         try:
-            agent_id, incarnation, epoch = await self._registry.create_pin(effect)
+            agent_id, incarnation, epoch = await self._pins.create(effect)
         except StoreUnavailable as error:
             with self.step() as state:
                 sessions.not_pinned(state, effect.lane, str(error))
@@ -168,11 +175,11 @@ class Engine(Queries):
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a task of the node failed", task=task.get_name(), exc_info=error)
 
-    def replaced(self, agent: Agent) -> None:
-        """The registry says that another node's process has taken this agent over."""
+    def replaced(self, agent: Agent, by: bytes) -> None:
+        """The registry says that a process of another node, of this incarnation, has taken the agent over."""
         with self.step() as state:
             if isinstance(agent.link, Attachment):
-                attach.replaced(state, agent.link, b"")
+                attach.replaced(state, agent.link, by)
 
     # ---- the switchboard ----
 

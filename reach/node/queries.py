@@ -32,6 +32,8 @@ class Queries:
 
     def __init__(self, state: State) -> None:
         self._state = state
+        self.starting = False
+        """True until the registry knows this node."""
         self.node = admin.NodeRecord(node_id=state.rules.node_id)
         self.registry_name = "memory"
         self.registry_age: Callable[[], float] = lambda: 0.0
@@ -53,6 +55,8 @@ class Queries:
     @property
     def unready_reason(self) -> str:
         """See `Switchboard.unready_reason`."""
+        if self.starting:
+            return "starting: not yet in the registry"
         if self._state.draining:
             return "draining: this node is leaving"
         age_s = self.registry_age()

@@ -1,125 +1,96 @@
-"""Keeps the store's picture of this node true: its own key, its agents' keys, and session pins.
+"""Keeps the store's picture of this node true: its own key and its agents' keys, under this node's leases.
 
-Agents' keys stand under leases of this node, at most 1,000 keys each, so that they vanish together when the node dies.
-Writes go through one queue and in batches; a lease that was lost, or a key that somebody deleted, is written again.
+One task writes, in the order of what was asked and in batches, so that no write of ours races another of ours.
+Whenever the store may differ from what it should hold (a lease lost, a key deleted by somebody, a call whose answer
+was lost) that task compares the store with `_agents` and mends the difference.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
+import random
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import structlog
 
 from agentreach.aio.clock import boot_time
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.admin_pb2 import NodeRecord
-from agentreach.v1.peer_pb2 import Pin
+from agentreach.v1.registry_pb2 import AgentRecord
 from agentreach.wire.errors import failure
 from reach.core.agents import Agent
 from reach.core.attach import Arrival, Attaching
-from reach.core.effects import CreatePin, DeregisterAgent, RefreshPin
+from reach.core.effects import DeregisterAgent
 from reach.core.store import (
     Compacted,
     Compare,
     Delete,
     Field,
     Get,
-    HeldLease,
     Item,
     LeaseGone,
     Op,
     Put,
     Store,
     StoreUnavailable,
+    TxnResult,
     absent,
     unchanged,
 )
+from reach.node.contact import Contact
+from reach.node.shards import Shard, Shards
 
 log = structlog.get_logger("reach.registry")
 
-KEYS_PER_LEASE = 1_000
-BATCH = 60  # agents a transaction: a compare and a put each, below etcd's 128 operations
-REGISTER_WAIT_S = 10.0
-FRESH_EVERY_S = 3.0
-RETRY_S = 0.5
-PIN_TTL_SLACK_S = 120.0  # a pin outlives its session's time to live, whichever minute's lease it is under
-
-
-def agent_key(agent: Agent) -> str:
-    """Where an agent's record stands."""
-    return f"agents/{agent.tenant}/{agent.env}/{agent.agent_id}"
-
-
-def pin_key(lane: tuple[str, str, str, str]) -> str:
-    """Where a session's pin stands. The session_id is hashed: it may hold anything."""
-    tenant, env, agent_type, session_id = lane
-    digest = hashlib.blake2b(session_id.encode("utf-8", "surrogateescape"), digest_size=20).hexdigest()
-    return f"pins/{tenant}/{env}/{agent_type}/{digest}"
+BATCH = 60  # agents a transaction: each at most a compare, a write and a read, of 128 allowed per list
+BATCH_BYTES = 1_000_000  # of records a transaction; etcd takes 1.5 MiB
+REGISTER_WAIT_S = 10.0  # behaviour: registrations wait so long for the store, then they are refused
+RETRY_FIRST_S, RETRY_MOST_S = 0.25, 2.0
+MEND_JITTER_S = 0.5  # after an outage all nodes write again: not all in the same instant
 
 
 @dataclass(slots=True)
 class _Register:
-    arrival: Arrival
+    """Agents of one arrival that are still to be written."""
+
+    left: deque[Attaching]
     done: Callable[[], None]
     deadline: float
-    left: list[Attaching] = field(default_factory=list)
-
-
-class _Shard:
-    """One lease of this node and the keys under it."""
-
-    def __init__(self, lease: HeldLease) -> None:
-        self.lease = lease
-        self.keys: set[str] = set()
 
 
 class Registrar:
-    """This node's writer to the store. `run` it in a task group; everything else may be called from steps."""
+    """This node's writer to the store. `start`, `run` in a task, `stop`; the rest is called from steps."""
 
     def __init__(
-        self,
-        store: Store,
-        node: NodeRecord,
-        *,
-        lease_ttl_s: float,
-        session_ttl_s: float,
-        replaced: Callable[[Agent], None],
+        self, store: Store, node: NodeRecord, *, lease_ttl_s: float, replaced: Callable[[Agent, bytes], None]
     ) -> None:
+        """`replaced` is told of an agent whose key another node has taken, and by which incarnation."""
         self._store = store
         self._node = node
-        self._lease_ttl_s = lease_ttl_s
-        self._session_ttl_s = session_ttl_s
         self._replaced = replaced
-        self._shards: list[_Shard] = []
+        self._shards = Shards(store, lease_ttl_s, self._in_doubt)
+        self.contact = Contact(store)
+        self._node_key = f"nodes/{node.node_id}"
+        self._node_revision = 0
         self._agents: dict[str, Agent] = {}
-        """What should be in the store, by key."""
+        """What should stand in the store, by key."""
         self._queue: deque[_Register | DeregisterAgent] = deque()
         self._work = asyncio.Event()
-        self._written = asyncio.Event()
-        self._rewrite = asyncio.Event()
-        self._pins = asyncio.Semaphore(64)
-        self._bucket: tuple[float, int] = (-1e9, 0)
-        self._bucket_lock = asyncio.Lock()
-        self.revision = 0
-        self.fresh_at = boot_time()
-        """When the store last answered."""
-
-    @property
-    def age_s(self) -> float:
-        """Seconds since the store was last heard beyond the usual interval; 0 while it answers."""
-        return max(0.0, boot_time() - self.fresh_at - FRESH_EVERY_S - 1.0)
+        self._doubt = False
+        """The store may differ from `_agents`."""
 
     # ---- asked by the engine ----
 
     def register(self, arrival: Arrival, done: Callable[[], None]) -> None:
-        """Write the new agents of an arrival; `done` is called when each has its generation or its error."""
-        new = [each for each in arrival.agents if each.agent is not None and each.attachment is None]
-        self._queue.append(_Register(arrival, done, boot_time() + REGISTER_WAIT_S, new))
+        """Write the new agents of an arrival; `done` is called when each has its generation or its error.
+
+        At the latest `REGISTER_WAIT_S` from now, then with REGISTRY_UNAVAILABLE.
+        """
+        new = deque(each for each in arrival.agents if each.agent is not None and each.attachment is None)
+        self._queue.append(_Register(new, done, boot_time() + REGISTER_WAIT_S))
         self._work.set()
 
     def deregister(self, effect: DeregisterAgent) -> None:
@@ -128,304 +99,257 @@ class Registrar:
         if self._agents.get(key) is effect.agent:
             del self._agents[key]
         self._queue.append(effect)
-        self._written.clear()
         self._work.set()
 
-    async def create_pin(self, effect: CreatePin) -> tuple[str, bytes, int]:
-        """Write a pin by compare-and-set. Returns who holds the session now: (agent_id, incarnation, epoch).
-
-        Raises `StoreUnavailable`.
-        """
-        key = pin_key(effect.lane.key)
-        agent = effect.attachment.agent
-        pin = Pin(
-            session_id=effect.lane.key[3],
-            agent_id=agent.agent_id,
-            incarnation=agent.incarnation,
-            home=self._node.node_id,
-        )
-        async with self._pins:
-            item = None
-            for _ in range(3):
-                condition = unchanged(item) if item is not None else absent(key)
-                put = Put(key, pin.SerializeToString(), await self._bucket_lease())
-                result = await self._store.txn([condition], [put], [Get(key)])
-                if result.succeeded:
-                    return agent.agent_id, agent.incarnation, result.revision
-                item = result.reads[0][0] if result.reads[0] else None
-                if item is None:
-                    continue
-                holder = Pin.FromString(item.value)
-                epoch = holder.epoch or item.mod_revision
-                if epoch != effect.replaces_epoch:
-                    return holder.agent_id, holder.incarnation, epoch
-        raise StoreUnavailable("the pin changed under every attempt to write it")
-
-    async def refresh_pin(self, effect: RefreshPin) -> None:
-        """Move a used pin to a newer lease. Best effort: a session in use is asked for again in a minute."""
-        key = pin_key(effect.lane.key)
-        with contextlib.suppress(StoreUnavailable, LeaseGone):
-            async with self._pins:
-                item = await self._store.get(key)
-                if item is None:
-                    return
-                pin = Pin.FromString(item.value)
-                pin.epoch = pin.epoch or item.mod_revision
-                if pin.epoch != effect.lane.epoch:
-                    return
-                put = Put(key, pin.SerializeToString(), await self._bucket_lease())
-                await self._store.txn([unchanged(item)], [put])
-
-    async def _bucket_lease(self) -> int:
-        """The lease of this minute, for pins: nobody keeps it alive, it ends when its pins' time is over."""
-        async with self._bucket_lock:
-            made_at, _ = self._bucket
-            if boot_time() - made_at > 60.0:
-                lease = await self._store.hold_lease(self._session_ttl_s + PIN_TTL_SLACK_S)
-                lease.abandon()
-                self._bucket = (boot_time(), lease.id)
-            return self._bucket[1]
-
-    # ---- its tasks ----
+    # ---- its life ----
 
     async def start(self) -> None:
         """Take the first lease and show this node in the store. Raises `StoreUnavailable`."""
-        shard = _Shard(await self._store.hold_lease(self._lease_ttl_s))
-        self._shards.append(shard)
-        await self._put_node(shard)
-        self.fresh_at = boot_time()
+        try:
+            await self._put_node()
+        except LeaseGone as error:
+            raise StoreUnavailable(str(error)) from error
 
     async def run(self) -> None:
-        """Write, watch and keep fresh until cancelled."""
+        """Write, watch and keep in contact until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._write(), name="registry-writer")
-            group.create_task(self._watch(), name="registry-watch")
-            group.create_task(self._stay_fresh(), name="registry-freshness")
-            group.create_task(self._mend(), name="registry-mender")
-
-    async def settle(self, limit_s: float) -> None:
-        """Wait until what was asked for is written, or the limit."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
-                await self._written.wait()
+            group.create_task(self._watch("agents/"), name="registry-watch-agents")
+            group.create_task(self._watch("nodes/"), name="registry-watch-nodes")
+            group.create_task(self.contact.keep(), name="registry-contact")
 
     async def stop(self) -> None:
-        """Give the leases back, so that this node's keys vanish at once."""
-        for shard in self._shards:
-            await shard.lease.release()
-        self._shards.clear()
+        """Give the leases back, so that this node's keys vanish at once. Best effort, bounded by 2 s."""
+        await self._shards.release()
 
-    async def _put_node(self, shard: _Shard) -> None:
-        key = f"nodes/{self._node.node_id}"
-        await self._store.txn([], [Put(key, self._node.SerializeToString(), shard.lease.id)])
-        shard.keys.add(key)
-
-    async def _shard_for(self, count: int) -> _Shard:
-        for shard in self._shards:
-            if not shard.lease.lost and len(shard.keys) + count <= KEYS_PER_LEASE:
-                return shard
-        shard = _Shard(await self._store.hold_lease(self._lease_ttl_s))
-        self._shards.append(shard)
-        return shard
+    # ---- the writer ----
 
     async def _write(self) -> None:
+        failures = 0
         while True:
-            self._written.set()
-            await self._work.wait()
-            self._work.clear()
-            self._written.clear()
-            while self._queue:
-                if isinstance(self._queue[0], _Register):
-                    await self._write_arrivals()
-                else:
-                    await self._delete_departed()
+            if not self._doubt and not self._queue:
+                self._work.clear()
+                await self._work.wait()
+            try:
+                async with asyncio.timeout(self._time_left()):
+                    await self._write_some()
+                failures = 0
+            except (StoreUnavailable, LeaseGone, TimeoutError) as error:
+                failures += 1
+                self._in_doubt()
+                self.contact.doubted()
+                self._refuse_overdue(str(error))
+                await asyncio.sleep(min(RETRY_MOST_S, RETRY_FIRST_S * 2 ** min(failures - 1, 8)))
+                self._refuse_overdue(str(error))
 
-    async def _write_arrivals(self) -> None:
-        batch: list[_Register] = []
-        size = 0
-        while self._queue and size < BATCH and isinstance(self._queue[0], _Register):
-            register = self._queue.popleft()
-            assert isinstance(register, _Register)
-            batch.append(register)
-            size += len(register.left)
-        agents = [each for register in batch for each in register.left]
-        for at in range(0, len(agents), BATCH):
-            await self._put_waiting(agents[at : at + BATCH], max(register.deadline for register in batch))
-        for register in batch:
+    async def _write_some(self) -> None:
+        if self._doubt:
+            self._doubt = False
+            await self._mend()
+        elif isinstance(self._queue[0], _Register):
+            await self._write_arrivals()
+        else:
+            await self._delete_departed()
+
+    def _in_doubt(self) -> None:
+        self._doubt = True
+        self._work.set()
+
+    def _time_left(self) -> float | None:
+        deadline = next((each.deadline for each in self._queue if isinstance(each, _Register)), None)
+        return None if deadline is None else max(0.0, deadline - boot_time())
+
+    def _refuse_overdue(self, why: str) -> None:
+        """Give up the registrations whose time is over."""
+        now = boot_time()
+        overdue = [each for each in self._queue if isinstance(each, _Register) and each.deadline <= now]
+        for register in overdue:
+            self._queue.remove(register)
+            for each in register.left:
+                each.error = failure(
+                    codes.REGISTRY_UNAVAILABLE,
+                    f"{each.agent_id} cannot be registered now: "
+                    f"{why or self.contact.away or f'the registry took longer than {REGISTER_WAIT_S:g} s'}",
+                    retry_after_ms=1_000,
+                )
             register.done()
 
-    async def _put_waiting(self, part: Sequence[Attaching], deadline: float) -> None:
-        while True:
-            try:
-                await self._put_new(part)
+    # ---- arrivals and departures ----
+
+    async def _write_arrivals(self) -> None:
+        batch = self._next_agents()
+        if batch:
+            await self._put_new([each.agent for each in batch if each.agent is not None])
+        while self._queue and isinstance(register := self._queue[0], _Register):
+            while register.left and (agent := register.left[0].agent) is not None and agent.generation:
+                register.left.popleft()
+            if register.left:
                 return
-            except (StoreUnavailable, LeaseGone) as error:
-                if boot_time() + RETRY_S >= deadline:
-                    for each in part:
-                        if each.error is None and each.agent is not None and not each.agent.generation:
-                            each.error = failure(
-                                codes.REGISTRY_UNAVAILABLE,
-                                f"{each.agent_id} cannot be registered: the registry does not answer ({error})",
-                                retry_after_ms=1_000,
-                            )
-                    return
-                await asyncio.sleep(RETRY_S)
+            self._queue.popleft()
+            register.done()
 
-    async def _put_new(self, part: Sequence[Attaching]) -> None:
-        agents = [each.agent for each in part if each.agent is not None and not each.agent.generation]
-        shard = await self._shard_for(len(agents))
-        keys = [agent_key(agent) for agent in agents]
-        result = await self._store.txn(
-            [absent(key) for key in dict.fromkeys(keys)],
-            [Put(key, _value(agent), shard.lease.id) for key, agent in dict(zip(keys, agents, strict=True)).items()],
-        )
-        if result.succeeded and len(set(keys)) == len(keys):
-            for key, agent in zip(keys, agents, strict=True):
-                self._registered(shard, key, agent, result.revision)
-            return
-        for key, agent in zip(keys, agents, strict=True):
-            await self._take_over(shard, key, agent)
+    def _next_agents(self) -> list[Attaching]:
+        """The agents at the head of the queue that one transaction can hold."""
+        batch: list[Attaching] = []
+        size = 0
+        for register in self._queue:
+            if not isinstance(register, _Register):
+                break
+            for each in register.left:
+                assert each.agent is not None
+                size += len(_value(each.agent))
+                if batch and (len(batch) >= BATCH or size > BATCH_BYTES):
+                    return batch
+                batch.append(each)
+        return batch
 
-    async def _take_over(self, shard: _Shard, key: str, agent: Agent) -> None:
-        """Write over whoever has the key; a permission to do so was checked by the core for agents of this node."""
+    async def _put_new(self, agents: Sequence[Agent]) -> None:
+        """Write records over whoever has their keys: the core has checked that they may. The last of equal keys wins.
+
+        Compared by revision, so that a write of somebody else in between is seen and not undone.
+        """
+        records = {agent_key(agent): agent for agent in agents}
+        shard = await self._shards.room_for(len(records))
+        puts = [Put(key, _value(agent), shard.lease.id) for key, agent in records.items()]
+        present: dict[str, Item] = {}
         while True:
-            result = await self._store.txn([absent(key)], [Put(key, _value(agent), shard.lease.id)], [Get(key)])
-            if not result.succeeded and result.reads[0]:
-                former = result.reads[0][0]
-                result = await self._store.txn([unchanged(former)], [Put(key, _value(agent), shard.lease.id)])
+            conditions = [unchanged(present[key]) if key in present else absent(key) for key in records]
+            result = await self._put(shard, conditions, puts, [Get(key) for key in records])
             if result.succeeded:
-                self._registered(shard, key, agent, result.revision)
-                return
+                break
+            present = {item.key: item for read in result.reads for item in read}
+        for agent in agents:
+            agent.generation = result.revision
+        for key, agent in records.items():
+            self._agents[key] = agent
+            self._shards.wrote(key, shard)
 
-    def _registered(self, shard: _Shard, key: str, agent: Agent, revision: int) -> None:
-        for other in self._shards:
-            other.keys.discard(key)
-        shard.keys.add(key)
-        self._agents[key] = agent
-        agent.generation = revision
-        self.revision = max(self.revision, revision)
+    async def _put(
+        self, shard: Shard, conditions: Sequence[Compare], puts: Sequence[Put], reads: Sequence[Get] = ()
+    ) -> TxnResult:
+        try:
+            return await self._store.txn(conditions, puts, reads)
+        except LeaseGone:
+            self._shards.drop(shard)
+            raise
 
     async def _delete_departed(self) -> None:
+        """Delete the keys of agents that left. What fails here, `_mend` deletes: it is not in `_agents` any more."""
         batch: list[DeregisterAgent] = []
-        while self._queue and len(batch) < BATCH and isinstance(self._queue[0], DeregisterAgent):
-            effect = self._queue.popleft()
-            assert isinstance(effect, DeregisterAgent)
+        while self._queue and len(batch) < BATCH and isinstance(effect := self._queue[0], DeregisterAgent):
+            self._queue.popleft()
             batch.append(effect)
-        try:
-            result = await self._store.txn(_still(batch), [Delete(agent_key(each.agent)) for each in batch])
-            if not result.succeeded:
-                for each in batch:
-                    await self._store.txn(_still([each]), [Delete(agent_key(each.agent))])
-        except StoreUnavailable as error:
-            log.warning("agents' keys not deleted: they end with their lease", count=len(batch), why=str(error))
-        for each in batch:
-            key = agent_key(each.agent)
+        keys = {agent_key(each.agent): each.agent.generation for each in batch}
+        result = await self._store.txn([_still(*each) for each in keys.items()], [Delete(key) for key in keys])
+        if not result.succeeded:
+            for key, generation in keys.items():
+                await self._store.txn([_still(key, generation)], [Delete(key)])
+        for key in keys:
             if key not in self._agents:
-                for shard in self._shards:
-                    shard.keys.discard(key)
+                self._shards.removed(key)
 
-    async def _stay_fresh(self) -> None:
+    # ---- mending ----
+
+    async def _watch(self, prefix: str) -> None:
+        """See what others do to our keys."""
         while True:
             try:
-                self.revision = max(self.revision, await self._store.revision())
-                self.fresh_at = boot_time()
-            except StoreUnavailable as error:
-                log.warning("the registry does not answer", age_s=round(self.age_s, 1), why=str(error))
-            if any(shard.lease.lost for shard in self._shards):
-                self._rewrite.set()
-            await asyncio.sleep(FRESH_EVERY_S)
-
-    async def _watch(self) -> None:
-        """See what others do to our keys: one that vanished is written again."""
-        while True:
-            try:
-                listing = await self._store.list("agents/")
-                self._compare(listing.items)
-                async with contextlib.aclosing(self._store.watch("agents/", listing.revision + 1)) as changes:
+                listing = await self._store.list(prefix)
+                self._in_doubt()
+                async with contextlib.aclosing(self._store.watch(prefix, listing.revision + 1)) as changes:
                     async for batch in changes:
-                        self.fresh_at = boot_time()
-                        for change in batch:
-                            agent = self._agents.get(change.key)
-                            if agent is not None and change.item is None and change.revision > agent.generation:
-                                self._rewrite.set()
+                        if any(self._concerns_us(change.key, change.revision, change.item) for change in batch):
+                            self._in_doubt()
             except Compacted:
                 continue
             except StoreUnavailable:
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(RETRY_MOST_S)
 
-    def _compare(self, items: Iterable[Item]) -> None:
-        present = {item.key for item in items}
-        if any(key not in present for key in self._agents):
-            self._rewrite.set()
+    def _concerns_us(self, key: str, revision: int, item: Item | None) -> bool:
+        if key == self._node_key:
+            return item is None and revision > self._node_revision
+        agent = self._agents.get(key)
+        return (
+            agent is not None and revision > agent.generation and (item is None or not self._shards.holds(item.lease))
+        )
+
+    async def _put_node(self) -> None:
+        shard = await self._shards.room_for(1)
+        result = await self._put(shard, [], [Put(self._node_key, self._node.SerializeToString(), shard.lease.id)])
+        self._node_revision = result.revision
+        self._shards.wrote(self._node_key, shard)
 
     async def _mend(self) -> None:
-        """After a lost lease or a deleted key: grant anew, write again what is ours."""
-        async with asyncio.TaskGroup() as group:
-            watched: set[int] = set()
-            while True:
-                for shard in self._shards:
-                    if shard.lease.id not in watched:
-                        watched.add(shard.lease.id)
-                        group.create_task(self._on_loss(shard), name=f"lease-watch-{shard.lease.id:x}")
-                try:
-                    async with asyncio.timeout(1.0):
-                        await self._rewrite.wait()
-                except TimeoutError:
-                    continue
-                self._rewrite.clear()
-                try:
-                    await self._write_again()
-                except (StoreUnavailable, LeaseGone) as error:
-                    log.warning("the registry could not be mended yet", why=str(error))
-                    self._rewrite.set()
-                    await asyncio.sleep(RETRY_S)
+        """Make the store hold exactly what it should: write what is missing, delete what is left over.
 
-    async def _on_loss(self, shard: _Shard) -> None:
-        await shard.lease.wait_lost()
-        if shard in self._shards:
-            log.warning("a lease of this node was lost: its keys are written again", keys=len(shard.keys))
-            self._rewrite.set()
-
-    async def _write_again(self) -> None:
-        node_shown = any(not shard.lease.lost and f"nodes/{self._node.node_id}" in shard.keys for shard in self._shards)
-        self._shards = [shard for shard in self._shards if not shard.lease.lost]
-        if not node_shown:
-            await self._put_node(await self._shard_for(1))
+        `_doubt` is set again if something changed meanwhile.
+        """
+        self._shards.drop_lost()
+        item = await self._store.get(self._node_key)
+        if item is None or not self._shards.holds(item.lease):
+            await asyncio.sleep(random.random() * MEND_JITTER_S)
+            await self._put_node()
         present = {item.key: item for item in (await self._store.list("agents/")).items}
-        held = {shard.lease.id for shard in self._shards}
-        missing = [
-            (key, agent)
-            for key, agent in self._agents.items()
-            if key not in present or (present[key].mod_revision == agent.generation and present[key].lease not in held)
+        missing: list[tuple[Compare, str, Agent]] = []
+        for key, agent in list(self._agents.items()):
+            found = present.get(key)
+            if found is None:
+                missing.append((absent(key), key, agent))
+            elif not self._is_of(found, agent):
+                self._taken_over(key, agent, found)
+            elif not self._shards.holds(found.lease) or found.mod_revision != agent.generation:
+                missing.append((unchanged(found), key, agent))
+        await self._write_again(missing)
+        left_over = [
+            item for key, item in present.items() if key not in self._agents and self._shards.holds(item.lease)
         ]
-        for key, agent in [*self._agents.items()]:
-            item = present.get(key)
-            if item is not None and item.mod_revision > agent.generation and self._agents.get(key) is agent:
-                log.warning("another node has taken an agent over", agent=agent.agent_id)
-                del self._agents[key]
-                self._replaced(agent)
-        for key, agent in missing:
-            if self._agents.get(key) is not agent:
+        for at in range(0, len(left_over), BATCH):
+            part = left_over[at : at + BATCH]
+            result = await self._store.txn([unchanged(item) for item in part], [Delete(item.key) for item in part])
+            self._doubt = self._doubt or not result.succeeded
+
+    def _is_of(self, item: Item, agent: Agent) -> bool:
+        """True if this node wrote the key for this very agent, also if the answer to the write was lost."""
+        if item.mod_revision == agent.generation:
+            return True
+        record = AgentRecord.FromString(item.value)
+        return record.node_id == self._node.node_id and record.incarnation == agent.incarnation
+
+    def _taken_over(self, key: str, agent: Agent, item: Item) -> None:
+        log.warning("another node has taken an agent over", agent=agent.agent_id)
+        del self._agents[key]
+        self._shards.removed(key)
+        self._replaced(agent, AgentRecord.FromString(item.value).incarnation)
+
+    async def _write_again(self, missing: Sequence[tuple[Compare, str, Agent]]) -> None:
+        for at in range(0, len(missing), BATCH):
+            part = [each for each in missing[at : at + BATCH] if self._agents.get(each[1]) is each[2]]
+            if not part:
                 continue
-            shard = await self._shard_for(1)
-            own = Compare(key, Field.MOD, Op.EQUAL, agent.generation) if key in present else absent(key)
-            result = await self._store.txn([own], [Put(key, _value(agent), shard.lease.id)])
-            if result.succeeded:
-                self._registered(shard, key, agent, result.revision)
-            else:
-                self._rewrite.set()
-        if missing:
-            log.info("agents written to the registry again", count=len(missing))
+            shard = await self._shards.room_for(len(part))
+            puts = [Put(key, _value(agent), shard.lease.id) for _, key, agent in part]
+            result = await self._put(shard, [condition for condition, _, _ in part], puts)
+            if not result.succeeded:
+                self._doubt = True
+                continue
+            for _, key, agent in part:
+                agent.generation = result.revision
+                self._shards.wrote(key, shard)
+            log.info("agents written to the registry again", count=len(part))
+
+
+def agent_key(agent: Agent) -> str:
+    """Where an agent's record stands."""
+    return f"agents/{agent.tenant}/{agent.env}/{agent.agent_id}"
 
 
 def _value(agent: Agent) -> bytes:
+    """The part of a record that changes rarely: what changes all the time never goes to the store."""
     record = agent.to_record()
-    record.ClearField("load")
-    record.ClearField("in_flight")
-    record.ClearField("heartbeat_at")
-    record.ClearField("status")
+    for name in ("load", "in_flight", "heartbeat_at", "status"):
+        record.ClearField(name)
     return record.SerializeToString()
 
 
-def _still(batch: Sequence[DeregisterAgent]) -> list[Compare]:
-    return [Compare(agent_key(each.agent), Field.MOD, Op.EQUAL, each.agent.generation) for each in batch]
+def _still(key: str, generation: int) -> Compare:
+    return Compare(key, Field.MOD, Op.EQUAL, generation)

@@ -86,7 +86,9 @@ class Config:
 
     # The registry
     registry: str = _text("memory", "Where agents are registered: memory, or etcd://HOST:PORT[,HOST:PORT…].")
-    registry_prefix: str = _text("/agentreach/", "Start of every key in etcd; meshes with different ones never meet.")
+    registry_prefix: str = _text(
+        "/agentreach/v1/", "Start of every key in etcd; meshes with different ones never meet."
+    )
     registry_tls_ca: str = _text("", "File with the certificates by which etcd's is checked; empty: no TLS.")
     registry_tls_cert: str = _text("", "File with this node's certificate for etcd.")
     registry_tls_key: str = _text("", "File with that certificate's key.")

@@ -75,11 +75,11 @@ class EtcdLease:
         """It is gone, or to be treated so from now on."""
         self.abandon()
         self._valid_until = min(self._valid_until, boot_time())
-        self._keeper.forget(self._id)
         self._gone.set()
 
     def abandon(self) -> None:
-        """Stop the timer."""
+        """See `HeldLease.abandon`."""
+        self._keeper.forget(self._id)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
