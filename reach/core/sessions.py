@@ -87,6 +87,9 @@ def enter(state: State, request: Request, envelope: Envelope, parent: Lineage | 
         settle.fail(state, request, route.nobody(state, pool, request, parent))
         return
     lane = lane_of(state, (tenant, env, agent_type, session_id))
+    if lane is None:
+        settle.fail(state, request, _too_many(state))
+        return
     request.agent_type = agent_type
     request.parent = parent
     request.strict_session = envelope.strict_session
@@ -107,13 +110,48 @@ def enter(state: State, request: Request, envelope: Envelope, parent: Lineage | 
     advance(state, lane)
 
 
-def lane_of(state: State, key: LaneKey) -> Lane:
-    """The lane of a session, made if it is the first that is heard of it."""
+def lane_of(state: State, key: LaneKey) -> Lane | None:
+    """The lane of a session, made if it is the first that is heard of it. None: the node holds as many as it may."""
     lane = state.lanes.get(key)
-    if lane is None:
+    if lane is None and len(state.lanes) < state.rules.sessions_max:
         lane = state.lanes[key] = Lane(key, state.now)
-        lane.timer = state.checks.schedule(lane, state.now + state.rules.session_ttl_s)
+        _watch(state, lane)
     return lane
+
+
+def _watch(state: State, lane: Lane) -> None:
+    """Set the lane's one timer: the awaited owner's time, else the end of the session's time to live."""
+    when = max(lane.used_at + state.rules.session_ttl_s, state.now)
+    if lane.awaited_until > state.now:
+        when = min(when, lane.awaited_until)
+    elif lane.waiting or lane.running or lane.pinning:
+        when = max(when, state.now + REFRESH_S)
+    if lane.timer is not None:
+        state.checks.cancel(lane.timer, lane)
+    lane.timer = state.checks.schedule(lane, when)
+
+
+def _forget(state: State, lane: Lane) -> None:
+    disown(state, lane)
+    if lane.timer is not None:
+        state.checks.cancel(lane.timer, lane)
+        lane.timer = None
+    del state.lanes[lane.key]
+
+
+def _forget_if_unknown(state: State, lane: Lane) -> None:
+    """Keep no lane of a session that never got an owner: callers can invent as many as they like."""
+    known = lane.owner is not None or lane.epoch or lane.pinning or lane.waiting or lane.running
+    if not known and state.lanes.get(lane.key) is lane:
+        _forget(state, lane)
+
+
+def _too_many(state: State) -> Error:
+    return failure(
+        codes.OVERLOADED,
+        f"node {state.rules.node_id} holds {len(state.lanes)} sessions, its limit; try again later",
+        retry_after_ms=PIN_RETRY_AFTER_MS,
+    )
 
 
 def _type_of(state: State, pool: Pool, session_id: str, agent_id: str) -> str:
@@ -137,12 +175,6 @@ def _refusal(state: State, lane: Lane, pool: Pool, request: Request, parent: Lin
             f"session {lane.key[3]} has {len(lane.waiting)} messages waiting, its limit; wait for answers",
             retry_after_ms=PIN_RETRY_AFTER_MS,
         )
-    if len(state.lanes) > state.rules.sessions_max:
-        return failure(
-            codes.OVERLOADED,
-            f"node {state.rules.node_id} holds {len(state.lanes)} sessions, its limit; try again later",
-            retry_after_ms=PIN_RETRY_AFTER_MS,
-        )
     owner = lane.owner
     if owner is not None and owner.agent.agent_id not in pool.members:
         return failure(
@@ -153,12 +185,14 @@ def _refusal(state: State, lane: Lane, pool: Pool, request: Request, parent: Lin
     if not request.ancestors or parent is None:
         return None
     holders = [held.message_id for held in lane.running]
+    queue = [lane]
     what = f"session {lane.key[3]}"
     if owner is not None and len(holders) < owner.agent.session_concurrency:
         if owner.agent.has_slot:
             return None
         holders, what = [held.message_id for held in owner.attempts.values()], f"every slot of {owner.agent.agent_id}"
-    if not loops.would_deadlock(request.ancestors, holders, [held.ancestors for held in lane.waiting]):
+        queue += owner.lanes_waiting
+    if not loops.would_deadlock(request.ancestors, holders, [held.ancestors for one in queue for held in one.waiting]):
         return None
     if owner is not None and owner.agent.reentrant and _able(owner):
         request.reentrant = True
@@ -176,8 +210,9 @@ def advance(state: State, lane: Lane) -> None:
     while lane.waiting:
         owner = lane.owner
         if owner is None:
-            if lane.pinning or lane.awaited_until > state.now or not _ask_for_owner(state, lane):
+            if lane.pinning or lane.awaited_until > state.now:
                 return
+            _ask_for_owner(state, lane)
             continue
         agent = owner.agent
         if len(lane.running) >= agent.session_concurrency or not _able(owner):
@@ -189,6 +224,7 @@ def advance(state: State, lane: Lane) -> None:
             return
         request = lane.waiting.popleft()
         _start(state, lane, request, Envelope.FromString(request.data))
+    _forget_if_unknown(state, lane)
 
 
 def _start(state: State, lane: Lane, request: Request, envelope: Envelope) -> None:
@@ -196,7 +232,7 @@ def _start(state: State, lane: Lane, request: Request, envelope: Envelope) -> No
     owner = lane.owner
     assert owner is not None
     event = lane.event
-    if request.epoch and request.epoch != lane.epoch and not event:
+    if request.epoch and request.epoch != lane.epoch:  # it knew another owner: never STARTED
         event = int(pb.LOST)
     if event == pb.LOST and request.strict_session:
         request.lane = None
@@ -232,8 +268,8 @@ def _keep_pin(state: State, lane: Lane) -> None:
         state.effects.append(RefreshPin(lane))
 
 
-def _ask_for_owner(state: State, lane: Lane) -> bool:
-    """Choose an owner for the lane's head and ask for its pin. False: nothing more can be done now."""
+def _ask_for_owner(state: State, lane: Lane) -> None:
+    """Choose an owner for the lane's head and ask for its pin; without a candidate the head fails."""
     request = lane.waiting[0]
     envelope = Envelope.FromString(request.data)
     tenant, env, agent_type, session_id = lane.key
@@ -244,12 +280,11 @@ def _ask_for_owner(state: State, lane: Lane) -> bool:
         lane.waiting.popleft()
         request.lane = None
         settle.fail(state, request, route.nobody(state, pool, request, request.parent))
-        return bool(lane.waiting)
+        return
     attachment = agent.link
     assert isinstance(attachment, Attachment)
     lane.pinning = True
     state.effects.append(CreatePin(lane, attachment, lane.epoch))
-    return False
 
 
 def pinned(state: State, lane: Lane, attachment: Attachment, epoch: int) -> None:
@@ -280,7 +315,7 @@ def pinned_elsewhere(state: State, lane: Lane, agent_id: str, incarnation: bytes
         lane.epoch = epoch
         lane.owner_id = (agent_id, incarnation)
         lane.awaited_until = state.now + state.rules.resume_window_s
-        state.checks.schedule(lane, lane.awaited_until)
+        _watch(state, lane)
     state.lanes_ready.append(lane)
 
 
@@ -296,6 +331,7 @@ def not_pinned(state: State, lane: Lane, why: str) -> None:
         request = lane.waiting.popleft()
         request.lane = None
         settle.fail(state, request, error)
+    _forget_if_unknown(state, lane)
 
 
 def own(state: State, lane: Lane, attachment: Attachment, epoch: int) -> None:
@@ -339,7 +375,7 @@ def came_back(state: State, attachment: Attachment, session_id: str, epoch: int)
     """A re-attaching process still holds this session under this epoch."""
     agent = attachment.agent
     lane = lane_of(state, (agent.tenant, agent.env, agent.agent_type, session_id))
-    if lane.owner is not None or lane.pinning or lane.epoch > epoch:
+    if lane is None or lane.owner is not None or lane.pinning or lane.epoch > epoch:
         return  # somebody else has it under a newer epoch: what this one says of it will be fenced
     own(state, lane, attachment, epoch)
     lane.event, lane.broken = 0, False
@@ -347,24 +383,30 @@ def came_back(state: State, attachment: Attachment, session_id: str, epoch: int)
 
 
 def on_timer(state: State, lane: Lane) -> None:
-    """The lane's time has come: forget it when it was idle for the session's time to live."""
-    if lane.awaited_until:
-        if lane.awaited_until <= state.now:
-            advance(state, lane)
+    """The lane's time has come: stop awaiting its owner, or forget it when it was idle for its time to live."""
+    if state.lanes.get(lane.key) is not lane:
         return
+    lane.timer = None
+    if lane.awaited_until and lane.awaited_until <= state.now:
+        advance(state, lane)
+        if state.lanes.get(lane.key) is not lane:
+            return
     idle_until = lane.used_at + state.rules.session_ttl_s
-    if lane.waiting or lane.running or lane.pinning or idle_until > state.now:
-        lane.timer = state.checks.schedule(lane, max(idle_until, state.now + REFRESH_S))
-        return
-    disown(state, lane)
-    del state.lanes[lane.key]
+    if idle_until <= state.now and not (lane.waiting or lane.running or lane.pinning):
+        _forget(state, lane)
+    else:
+        _watch(state, lane)
 
 
 def drain_ready(state: State) -> None:
     """Let every lane go on whose place, slot or owner changed in this step."""
     ready = state.lanes_ready
     while ready:
-        advance(state, ready.popleft())
+        lane = ready.popleft()
+        advance(state, lane)
+        owner = lane.owner
+        if owner is not None and owner.lanes_waiting and owner.agent.has_slot and not owner.agent.saturated:
+            next_in_turn(state, owner)  # this lane had no use for the slot
 
 
 def leave(state: State, request: Request) -> None:
