@@ -134,7 +134,7 @@ class Host:
             load=min(active / limit, 1.0),
             in_flight=len(self._running),
             leftovers=leftovers,
-            since_last_completed_ms=int((now - self._last_completed) * 1000),
+            since_last_completed_ms=max(int((now - self._last_completed) * 1000), 0),
             self_check=True,
         )
 
