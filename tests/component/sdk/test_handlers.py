@@ -226,7 +226,7 @@ async def test_whatever_else_happens_in_a_handler_is_one_definite_answer(
                     assert caught.value.message == type(found).__name__
                 assert caught.value.may_have_executed
                 assert secret not in str(caught.value) + str(caught.value.details)
-        with pytest.raises(PayloadTooLarge, match="3000|30"):
+        with pytest.raises(PayloadTooLarge, match="limit for inline payloads is 2000"):
             await caller.request(1, capabilities=["large"], timeout=5)
 
 
@@ -512,7 +512,7 @@ async def test_a_handler_that_blocks_the_loop_is_named_while_it_does(
 
     @agent.handler
     async def greedy(data: Any) -> None:
-        time.sleep(0.4)  # what must not be done
+        time.sleep(0.4)  # noqa: ASYNC251  # what must not be done
 
     async with agent, connect(transport=node) as mesh:
         host = agent._host
@@ -550,8 +550,7 @@ async def test_generators_of_both_kinds_make_a_list_of_their_items(node: FakeNod
 
     @agent.on("sync")
     def listing(n: int, ctx: BlockingContext) -> Iterator[int]:
-        for i in range(n):
-            yield i
+        yield from range(n)
 
     async with agent:
         for capability in ("async", "sync"):

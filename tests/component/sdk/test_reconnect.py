@@ -1,0 +1,201 @@
+"""What a cut, a restart, or an end of the node costs: nothing lost, nothing twice, and never a silent wait."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+import pytest
+
+from agent_sdk import Agent, AgentReplaced, ConnectedMesh, Unauthenticated, connect
+from agent_sdk.identity import incarnation
+from agentreach.v1 import envelope_pb2 as pb
+from agentreach.v1 import frame_pb2 as frames
+from agentreach.v1 import registry_pb2
+from tests.support.fake_node import FakeNode, eventually
+
+
+def new_agent(node: FakeNode) -> Agent:
+    return Agent("worker", capabilities=["work"], transport=node, own_link=True, drain_timeout=1.0)
+
+
+async def test_requests_survive_cuts_in_their_midst_and_run_once(node: FakeNode, mesh: ConnectedMesh) -> None:
+    agent = new_agent(node)
+    ran: list[int] = []
+
+    @agent.handler
+    async def work(number: int) -> int:
+        ran.append(number)
+        await asyncio.sleep(0.001 * (number % 7))
+        return number
+
+    async with agent:
+        calls = [asyncio.create_task(mesh.request(n, capabilities=["work"], timeout=30)) for n in range(300)]
+        for _ in range(4):
+            await asyncio.sleep(0.02)
+            node.cut()
+        assert [reply.data for reply in await asyncio.gather(*calls)] == list(range(300))
+    assert sorted(ran) == list(range(300))
+
+
+async def test_a_node_that_forgot_the_link_gets_pending_requests_again_in_order_and_not_as_fresh(
+    node: FakeNode, mesh: ConnectedMesh
+) -> None:
+    node.hold_requests = True
+    calls = [
+        asyncio.create_task(mesh.request(n, capabilities=["work"], timeout=20, session="s", message_id=f"m{n}"))
+        for n in range(3)
+    ]
+    fresh = asyncio.create_task(mesh.request(3, capabilities=["work"], timeout=20, session="s"))
+    first = node.session
+    await eventually(lambda: len(first.envelopes) == 4)
+    assert [e.fresh for e in first.envelopes] == [False, False, False, True]
+    node.forget()
+    await eventually(lambda: len(node.sessions) == 1 and len(node.session.envelopes) == 4)
+    again = node.session.envelopes
+    assert [e.message_id for e in again] == [e.message_id for e in first.envelopes]
+    assert not any(e.fresh for e in again)
+    assert all(0 < e.timeout_ms < 20_000 for e in again)
+    for call in (*calls, fresh):
+        call.cancel()
+    await asyncio.gather(*calls, fresh, return_exceptions=True)
+
+
+async def test_an_agent_attaches_anew_with_what_it_holds_after_the_node_forgot_it(node: FakeNode) -> None:
+    agent = new_agent(node)
+    go = asyncio.Event()
+
+    @agent.on_event("news")
+    async def on_news(data: Any) -> None: ...
+
+    @agent.handler
+    async def work(data: Any) -> int:
+        await go.wait()
+        return 1
+
+    async with agent:
+        request = pb.Envelope(type=pb.REQUEST, message_id="m", timeout_ms=9000, session_id="s", epoch=7)
+        node.deliver(node.session, node.session, agent.agent_id, request)
+        await eventually(lambda: agent._host is not None and agent._host.busy)
+        node.forget()
+        await eventually(lambda: len(node.sessions) == 1 and agent.agent_id in node.session.agents)
+        attach = node.session.agents[agent.agent_id]
+        assert [(h.key.message_id, h.session_id, h.state) for h in attach.holding] == [
+            ("m", "s", frames.Holding.RUNNING)
+        ]
+        assert [(s.session_id, s.epoch) for s in attach.sessions] == [("s", 7)]
+        assert attach.record.incarnation == incarnation()
+        await eventually(lambda: (agent.agent_id, "production", "news") in node.session.topics)
+        go.set()
+        await eventually(lambda: any(e.type == pb.RESPONSE for e in node.session.envelopes))
+
+
+async def test_a_heartbeat_tells_the_load_and_an_unknown_agent_is_attached_again(node: FakeNode) -> None:
+    node.heartbeat_interval_ms = 20
+    agent = new_agent(node)
+    agent.handler(lambda data: data)
+    async with agent:
+        session = node.session
+        await eventually(lambda: any(s.heartbeat.agents for s in session.signals))
+        load = next(s.heartbeat for s in session.signals if s.heartbeat.agents).agents[0]
+        assert (load.agent_id, load.status, load.in_flight) == (agent.agent_id, registry_pb2.HEALTHY, 0)
+        session.agents.clear()
+        node.unknown = [agent.agent_id]
+        await eventually(lambda: agent.agent_id in session.agents)
+
+
+async def test_an_agent_that_was_replaced_does_not_come_back(node: FakeNode) -> None:
+    agent = new_agent(node)
+    agent.handler(lambda data: data)
+    serving = asyncio.create_task(agent.serve())
+    await eventually(lambda: len(node.sessions) == 1 and bool(node.session.agents))
+    session = node.session
+
+    def detached(who: bytes) -> None:
+        end = frames.Detached(
+            agent_id=agent.agent_id, code=frames.Goodbye.REPLACED, reason="host-b registered as it", incarnation=who
+        )
+        session.signal(detached=end)
+
+    detached(incarnation())  # ourselves, by a newer stream: no reason to end
+    await asyncio.sleep(0.02)
+    assert not serving.done()
+    detached(os.urandom(16))
+    with pytest.raises(AgentReplaced, match="host-b registered as it"):
+        await asyncio.wait_for(serving, 5)
+    assert not any(s.WhichOneof("kind") == "attach" for s in session.signals)
+
+
+async def test_credentials_refused_later_end_everything_at_once(node: FakeNode, mesh: ConnectedMesh) -> None:
+    node.hold_requests = True
+    call = asyncio.create_task(mesh.request(1, capabilities=["work"], timeout=30))
+    await eventually(lambda: bool(node.session.envelopes))
+    node.session.signal(goodbye=frames.Goodbye(code=frames.Goodbye.UNAUTHENTICATED, reason="key revoked"))
+    with pytest.raises(Unauthenticated, match="key revoked"):
+        await asyncio.wait_for(call, 5)
+    with pytest.raises(Unauthenticated):
+        await mesh.request(1, capabilities=["work"], timeout=1)
+
+
+async def test_garbage_from_the_node_ends_the_stream_and_starts_a_new_link(node: FakeNode, mesh: ConnectedMesh) -> None:
+    session = node.session
+    session.raw(b"\xff\xff\xff garbage")
+    await eventually(lambda: session.goodbye is not None)
+    assert session.goodbye is not None and session.goodbye.code == frames.Goodbye.PROTOCOL_ERROR
+    await eventually(lambda: len(node.sessions) == 1 and node.session is not session)
+
+
+async def test_a_silent_node_is_left_after_three_heartbeats(node: FakeNode) -> None:
+    node.heartbeat_interval_ms = 20
+    async with connect(transport=node):
+        dials = node.dials
+        node.deaf = True
+        await eventually(lambda: node.dials > dials)
+        node.deaf = False
+
+
+async def test_a_draining_node_is_left_for_another_once_nothing_is_under_way(node: FakeNode) -> None:
+    async with connect("127.0.0.1:7070,127.0.0.1:7080", transport=node) as mesh:
+        node.hold_requests = True
+        call = asyncio.create_task(mesh.request(1, capabilities=["work"], timeout=30))
+        session = node.session
+        await eventually(lambda: bool(session.envelopes))
+        session.signal(drain=frames.Drain(deadline_ms=30_000))
+        await asyncio.sleep(0.1)
+        assert session.goodbye is None
+        node.fail(session, session.envelopes[0], 10, "no")
+        await asyncio.gather(call, return_exceptions=True)
+        await eventually(lambda: session.goodbye is not None)
+        await eventually(lambda: len(node.sessions) == 1 and node.session is not session)
+
+
+async def test_every_frame_that_is_cut_in_two_directions_arrives_once(node: FakeNode) -> None:
+    """An agent and a caller on one link, cut again and again while messages are under way."""
+    agent = Agent("worker", capabilities=["work"], transport=node, drain_timeout=1.0)
+    ran: dict[int, int] = {}
+
+    @agent.handler
+    async def work(number: int) -> int:
+        ran[number] = ran.get(number, 0) + 1
+        return number
+
+    async with agent, connect(transport=node) as mesh:
+        assert len(node.sessions) == 1
+        done = 0
+        for start in range(0, 200, 40):
+            calls = [mesh.request(n, capabilities=["work"], timeout=30) for n in range(start, start + 40)]
+            gathered = asyncio.gather(*calls)
+            for _ in range(3):
+                await asyncio.sleep(0)
+            node.cut()
+            done += len(await gathered)
+    assert done == 200
+    assert ran == dict.fromkeys(range(200), 1)
+
+
+async def test_a_client_from_before_a_fork_says_so(mesh: ConnectedMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: pid + 1)
+    with pytest.raises(RuntimeError, match="fork"):
+        await mesh.request(1, capabilities=["work"], timeout=1)
