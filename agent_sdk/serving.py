@@ -17,6 +17,7 @@ from agent_sdk.errors import AgentReplaced, ReachError
 from agent_sdk.logs import configure_if_nobody_has
 from agent_sdk.loopwatch import LoopWatch
 from agent_sdk.work import Work
+from agentreach.aio import loop
 
 log = logging.getLogger("agent_sdk")
 
@@ -104,7 +105,7 @@ def run(*agents: Agent) -> None:
         raise RuntimeError("an event loop is running here: use `await agent.serve()` instead of `agent.run()`")
     configure_if_nobody_has()
     try:
-        asyncio.run(_main(agents))
+        loop.run(_main(agents))
     except AgentReplaced as replaced:
         print(str(replaced), file=sys.stderr)  # noqa: T201  # one line for whoever supervises the process
         raise SystemExit(EXIT_REPLACED) from None

@@ -25,6 +25,7 @@ from agent_sdk.messages import Event, PublishCounts, Reply
 from agent_sdk.settings import Tls
 from agent_sdk.streams import ReplyStream
 from agent_sdk.topics import Subscription
+from agentreach.aio.loop import new_event_loop
 from agentreach.aio.transport import Transport
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class _LoopThread:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self.loop = asyncio.new_event_loop()
+        self.loop = new_event_loop()
         self._thread = threading.Thread(target=self._run, name="agent_sdk sync", daemon=True)
         self._thread.start()
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 
+from agentreach.aio import loop
 from reach.adapters import logs
 from reach.adapters.binding import PortTaken
 from reach.cli.lifeline import end_with_parent
@@ -18,7 +18,7 @@ def main(listen: str, http: str) -> int:
     try:
         config = load(flags={"listen": listen, "http": http, "log_level": "warning", "node_id": "demo"})
         logs.configure(config.log_level, config.log_format)
-        return asyncio.run(run_node(config))
+        return loop.run(run_node(config))
     except (PortTaken, ConfigError) as error:
         print(f"reach: {error}", file=sys.stderr)  # noqa: T201
         return 2

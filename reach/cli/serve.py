@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
+from agentreach.aio import loop
 from reach.cli.ending import Ended, Exit
 from reach.cli.settings_options import load_or_end, node_settings
 
@@ -34,7 +34,7 @@ def serve(file: Path | None, **flags: Any) -> None:
 
     logs.configure(config.log_level, config.log_format)
     try:
-        code = asyncio.run(run_node(config))
+        code = loop.run(run_node(config))
     except PortTaken as error:
         raise Ended(str(error), Exit.USAGE) from error
     sys.exit(code)
