@@ -1,0 +1,281 @@
+"""The rules of the house that an ordinary linter does not know. Each has an example that breaks it."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+
+from tests.tidy.sources import OURS, WORKSHOP, Function, Source, sources
+
+MODULE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 60
+
+LONGER_MODULES: dict[str, tuple[int, str]] = {
+    "agent_sdk/host.py": (
+        520,
+        "one agent's table of what it does: admission, joining, cancel, drain share every field",
+    ),
+    "proto/agentreach/wire/link.py": (430, "one state machine: numbering, retention and resume cannot be told apart"),
+    "reach/core/attach.py": (520, "hello, attach, cut, goodbye and expiry of a link are one life"),
+    "reach/core/settle.py": (650, "every way a request ends, in one place, so that each gives everything back"),
+}
+"""By path: (how long it may be, why). A module that became shorter is taken out."""
+
+LONGER_FUNCTIONS: dict[str, tuple[int, str]] = {}
+"""The same for functions, by `path:name`."""
+
+RIMS: dict[str, str] = {
+    "agent_sdk/agent.py:Agent.start": "gives the link back, and raises again",
+    "agent_sdk/connecting.py:Connecting._connect": "gives the link back, and raises again",
+    "agent_sdk/handlers.py:_annotation": "whatever a user's annotation may raise; the handler then gets plain data",
+    "agent_sdk/link.py:MeshLink._run": "the link: nobody may wait for a link that a fault of ours ended",
+    "agent_sdk/linkstream.py:LinkStream._write": "the link: without a writer it is dialled anew",
+    "agent_sdk/linkstream.py:LinkStream._envelopes": "the link: one envelope must not end it for the others",
+    "agent_sdk/linkstream.py:LinkStream._signals": "the link: one signal must not end it",
+    "agent_sdk/run.py:run": "the handler call: whatever the user's code raises is an answer",
+    "agent_sdk/run.py:_thread.call": "the handler call in the pool: carried over to the loop",
+    "agent_sdk/run.py:_failure": "the handler call: an exception whose own text cannot be had",
+    "reach/adapters/etcd/store.py:EtcdStore.connect": "gives the connection back, and raises again",
+    "reach/adapters/grpc_server/calls.py:query.serve": "the admin call: becomes INTERNAL with a reference",
+    "reach/adapters/grpc_server/calls.py:message_call.serve": "the unary call: becomes INTERNAL with a reference",
+    "reach/adapters/grpc_server/calls.py:stream_call.serve": "the streaming call: becomes INTERNAL with a reference",
+    "reach/adapters/grpc_server/connect.py:connect.serve": "the link: becomes INTERNAL with a reference",
+    "reach/adapters/grpc_server/connect.py:_read": "the link: the transport's own exceptions end the stream",
+    "reach/adapters/grpc_server/outcome.py:write": "the link: the transport says in many ways that the peer is gone",
+    "reach/adapters/grpc_server/server.py:GrpcServer._follow": "the node's health: a fault makes it NOT_SERVING",
+    "reach/node/engine.py:Engine._tick": "the peer loop: a fault in one tick is logged, the next one comes",
+    "reach/node/streams.py:Stream._next": "the link: a fault ends the link that met it",
+}
+"""Where `except Exception` may stand, by `path:function`, and why."""
+
+ENVIRONMENT: dict[str, str] = {
+    "reach/node/config.py": "the node's settings",
+    "agent_sdk/settings.py": "the SDK's settings",
+    "reach/cli/__init__.py": "sets GRPC_VERBOSITY before grpc is imported",
+    "reach/cli/demo.py": "hands the environment on to the processes it starts",
+}
+
+SLEEPS: dict[str, str] = {
+    "tests/component/sdk/test_requests.py:test_leaving_a_joined_call_leaves_the_others_waiting": (
+        "a moment in which the CANCEL that must not be sent would have been sent"
+    ),
+    "tests/component/sdk/test_handlers.py:"
+    "test_nothing_starts_above_max_concurrency_before_the_old_handler_has_really_ended": (
+        "a moment in which the handler that must not start would have started"
+    ),
+}
+"""Tests that may sleep in their own body, by `path:function`, and why: that nothing happens can only be waited for."""
+
+
+def too_long(source: Source) -> list[str]:
+    """The module, and its functions, beyond their bounds."""
+    bound, _ = LONGER_MODULES.get(source.path, (MODULE_LINES_MAX, ""))
+    found = [f"{source.path} has {source.lines} lines, more than {bound}"] if source.lines > bound else []
+    for name, function in source.functions():
+        lines = (function.end_lineno or function.lineno) - function.lineno + 1
+        bound, _ = LONGER_FUNCTIONS.get(f"{source.path}:{name}", (FUNCTION_LINES_MAX, ""))
+        if lines > bound:
+            found.append(f"{source.path}:{name} has {lines} lines, more than {bound}")
+    return found
+
+
+def caught(handler: ast.ExceptHandler) -> set[str]:
+    """The last parts of the names that an `except` catches; {"everything"} for a bare one."""
+    if handler.type is None:
+        return {"everything"}
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return {ast.unparse(kind).rpartition(".")[2] for kind in kinds}
+
+
+def swallowed_cancellations(source: Source) -> list[str]:
+    """`except CancelledError` that does not raise it again.
+
+    A server's handler may tell its caller when the cancelling came from inside: then the raise stands first, under
+    `if cancelled_from_outside()` (a handler that ends without a status leaves the caller waiting for ever).
+    """
+    found = []
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.ExceptHandler) and "CancelledError" in caught(node):
+            first, last = node.body[0], node.body[-1]
+            from_outside = isinstance(first, ast.If) and ast.unparse(first.test) == "cancelled_from_outside()"
+            raises = first.body[-1] if isinstance(first, ast.If) and from_outside else last
+            if not (isinstance(raises, ast.Raise) and raises.exc is None):
+                found.append(f"{source.path}:{node.lineno}")
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("suppress"):
+            found += [f"{source.path}:{node.lineno}" for kind in node.args if "CancelledError" in ast.unparse(kind)]
+    return found
+
+
+def broad_excepts(source: Source) -> list[str]:
+    """`path:function` of each `except Exception`, `except BaseException` and bare `except`."""
+    broad = {"Exception", "BaseException", "everything"}
+    return [
+        f"{source.path}:{function}"
+        for function, node in source.inside()
+        if isinstance(node, ast.ExceptHandler) and caught(node) & broad
+    ]
+
+
+def reads_environment(source: Source) -> bool:
+    """True if it reads or writes the process's environment."""
+    return any(isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv") for node in ast.walk(source.tree))
+
+
+def notes_to_self(source: Source) -> list[str]:
+    """Lines with a note that something is not finished."""
+    marks = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b")
+    return [f"{source.path}:{n}" for n, line in enumerate(source.text.splitlines(), 1) if marks.search(line)]
+
+
+def sleeping_tests(source: Source) -> list[str]:
+    """Tests that sleep as synchronisation: in their own body, outside of a loop that looks for something.
+
+    Not meant: sleep(0), which only lets others run; virtual time; a handler made to be slow, which is a function of
+    its own inside the test.
+    """
+    found = []
+    for name, function in source.functions():
+        if name.rpartition(".")[2].startswith("test_") and "looptime" not in ast.unparse(function):
+            found += [f"{source.path}:{name}" for call in _own_calls(function.body) if _sleeps(call)]
+    return found if "looptime" not in source.text else []
+
+
+def _own_calls(nodes: list[ast.stmt]) -> list[ast.Call]:
+    calls: list[ast.Call] = []
+    stack: list[ast.AST] = list(nodes)
+    while stack:
+        node = stack.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda | ast.While):
+            continue
+        if isinstance(node, ast.Call):
+            calls.append(node)
+        stack += ast.iter_child_nodes(node)
+    return calls
+
+
+def _sleeps(call: ast.Call) -> bool:
+    return ast.unparse(call.func) in ("time.sleep", "asyncio.sleep", "sleep") and ast.unparse(call.args[0]) != "0"
+
+
+def missing_docstrings(source: Source) -> list[str]:
+    """Public modules, classes and functions without a word on what they are."""
+    found = [] if ast.get_docstring(source.tree) or not source.text.strip() else [source.path]
+    named = [node for node in source.tree.body if isinstance(node, Function | ast.ClassDef)]
+    public = [node for node in named if not node.name.startswith("_")]
+    return found + [f"{source.path}:{node.name}" for node in public if not ast.get_docstring(node)]
+
+
+# ---- the rules ----
+
+
+def test_modules_and_functions_are_short() -> None:
+    assert [fault for source in sources(*OURS, *WORKSHOP) for fault in too_long_here(source)] == []
+
+
+def too_long_here(source: Source) -> list[str]:
+    """Tests may be long; their functions may not."""
+    found = too_long(source)
+    return (
+        [fault for fault in found if " has " in fault and ":" in fault] if source.path.startswith("tests/") else found
+    )
+
+
+def test_no_exception_to_the_size_is_left_over() -> None:
+    lines = {source.path: source.lines for source in sources()}
+    assert [path for path in LONGER_MODULES if lines.get(path, 0) <= MODULE_LINES_MAX] == []
+
+
+def test_cancellation_is_caught_only_to_be_raised_again() -> None:
+    assert [fault for source in sources() for fault in swallowed_cancellations(source)] == []
+
+
+def test_everything_is_caught_only_at_the_named_rims() -> None:
+    found = {place for source in sources() for place in broad_excepts(source)}
+    assert found - set(RIMS) == set()
+
+
+def test_no_rim_is_left_over() -> None:
+    found = {place for source in sources() for place in broad_excepts(source)}
+    assert set(RIMS) - found == set()
+
+
+def test_only_the_settings_read_the_environment() -> None:
+    assert {source.path for source in sources() if reads_environment(source)} == set(ENVIRONMENT)
+
+
+def test_nothing_is_left_to_do() -> None:
+    assert [note for source in sources(*OURS, *WORKSHOP) for note in notes_to_self(source)] == []
+
+
+def test_no_test_waits_by_sleeping() -> None:
+    found = {fault for source in sources("tests") for fault in sleeping_tests(source)}
+    assert found - set(SLEEPS) == set()
+
+
+def test_what_is_public_says_what_it_is() -> None:
+    assert [fault for source in sources(*OURS, "tools") for fault in missing_docstrings(source)] == []
+
+
+# ---- the checks can fail ----
+
+
+def example(text: str) -> Source:
+    return Source("reach/node/example.py", text)
+
+
+def test_a_long_module_is_found() -> None:
+    assert too_long(example("x = 1\n" * 401))
+    assert not too_long(example("x = 1\n" * 400))
+
+
+def test_a_long_function_is_found_in_a_class_too() -> None:
+    text = "class A:\n    def long(self):\n" + "        x = 1\n" * 60
+    assert too_long(example(text)) == ["reach/node/example.py:A.long has 61 lines, more than 60"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "try:\n    f()\nexcept asyncio.CancelledError:\n    pass",
+        "try:\n    f()\nexcept (ValueError, CancelledError) as e:\n    raise ValueError from e",
+        "with contextlib.suppress(asyncio.CancelledError):\n    f()",
+    ],
+)
+def test_a_swallowed_cancellation_is_found(body: str) -> None:
+    assert swallowed_cancellations(example(body))
+
+
+def test_a_cancellation_that_is_raised_again_is_fine() -> None:
+    assert not swallowed_cancellations(example("try:\n    f()\nexcept asyncio.CancelledError:\n    g()\n    raise"))
+
+
+@pytest.mark.parametrize("kind", ["Exception", "BaseException", "(OSError, Exception)", ""])
+def test_a_broad_except_is_found_by_its_function(kind: str) -> None:
+    text = f"class A:\n    def f(self):\n        try:\n            g()\n        except {kind}:\n            pass"
+    assert broad_excepts(example(text)) == ["reach/node/example.py:A.f"]
+
+
+def test_reading_the_environment_is_found() -> None:
+    assert reads_environment(example("import os\nx = os.environ['X']"))
+    assert reads_environment(example("import os\nx = os.getenv('X')"))
+
+
+def test_a_note_to_self_is_found() -> None:
+    assert notes_to_self(example("x = 1  # TO" + "DO: more"))
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("await asyncio.sleep(0.1)", True),
+        ("for _ in range(3):\n        time.sleep(1)", True),
+        ("await asyncio.sleep(0)", False),
+        ("while not ready():\n        await asyncio.sleep(0.01)", False),
+        ("async def slow(data):\n        await asyncio.sleep(1)", False),
+    ],
+)
+def test_a_test_that_sleeps_is_found(body: str, found: bool) -> None:
+    source = Source("tests/unit/test_example.py", f"async def test_x():\n    {body}")
+    assert bool(sleeping_tests(source)) is found
