@@ -9,18 +9,19 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-try:
-    from uvloop import new_event_loop
-except ImportError:  # Windows
-    from asyncio import new_event_loop
-
 T = TypeVar("T")
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """A loop of our choice, not yet running."""
+    try:
+        import uvloop
+    except ImportError:  # Windows
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     """`asyncio.run` on our choice of loop."""
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(main)
-
-
-__all__ = ["new_event_loop", "run"]
