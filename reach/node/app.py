@@ -83,7 +83,13 @@ async def running(config: Config) -> AsyncIterator[Node]:
     store = await make_store(config)
     engine = make_engine(config, time.time())
     record = _node_record(config)
-    registrar = Registrar(store, record, lease_ttl_s=config.node_lease_ttl_s, replaced=engine.replaced)
+    registrar = Registrar(
+        store,
+        record,
+        lease_ttl_s=config.node_lease_ttl_s,
+        register_wait_s=config.register_wait_s,
+        replaced=engine.replaced,
+    )
     contact = registrar.contact
     engine.use(registrar, PinBook(store, config.node_id, config.session_ttl_s, lambda: contact.away))
     engine.node, engine.registry_name = record, config.registry.partition(":")[0]

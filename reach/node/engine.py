@@ -153,17 +153,16 @@ class Engine(Queries):
 
     async def _create_pin(self, effect: CreatePin) -> None:
         try:
-            agent_id, incarnation, epoch = await self._pins.create(effect)
+            holder = await self._pins.create(effect)
         except StoreUnavailable as error:
             with self.step() as state:
                 sessions.not_pinned(state, effect.lane, str(error))
             return
-        agent = effect.attachment.agent
         with self.step() as state:
-            if (agent_id, incarnation) == (agent.agent_id, agent.incarnation) and epoch > effect.replaces_epoch:
-                sessions.pinned(state, effect.lane, effect.attachment, epoch)
+            if holder.made:
+                sessions.pinned(state, effect.lane, effect.attachment, holder.epoch)
             else:
-                sessions.pinned_elsewhere(state, effect.lane, agent_id, incarnation, epoch)
+                sessions.pinned_elsewhere(state, effect.lane, holder.agent_id, holder.incarnation, holder.epoch)
 
     def _spawn(self, work: Coroutine[object, object, None], name: str) -> None:
         task = self._loop.create_task(work, name=name)

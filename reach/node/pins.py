@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from agentreach.aio.clock import boot_time
 from agentreach.v1.peer_pb2 import Pin
@@ -28,6 +29,16 @@ def pin_key(lane: LaneKey) -> str:
     return f"pins/{tenant}/{env}/{agent_type}/{digest}"
 
 
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds a session by the store; `made`: by the pin that was just written."""
+
+    agent_id: str
+    incarnation: bytes
+    epoch: int
+    made: bool
+
+
 class PinBook:
     """Writes this node's pins."""
 
@@ -42,10 +53,10 @@ class PinBook:
         self._lease_until = 0.0
         self._leasing = asyncio.Lock()
 
-    async def create(self, effect: CreatePin) -> tuple[str, bytes, int]:
+    async def create(self, effect: CreatePin) -> Holder:
         """Write a pin, in place of the one under `replaces_epoch` if there is one.
 
-        Returns who holds the session now: (agent_id, incarnation, epoch); somebody else if the store has another pin.
+        Returns who holds the session now: if the store has another pin, that one's holder.
         Raises `StoreUnavailable`, at once while the store is known to be away.
         """
         if away := self._away():
@@ -63,7 +74,7 @@ class PinBook:
                     self._lease_until = 0.0
                     continue
                 if result.succeeded:
-                    return agent.agent_id, agent.incarnation, result.revision
+                    return Holder(agent.agent_id, agent.incarnation, result.revision, made=True)
                 if not result.reads[0]:
                     condition = absent(key)
                     continue
@@ -71,7 +82,7 @@ class PinBook:
                 holder = Pin.FromString(item.value)
                 epoch = holder.epoch or item.mod_revision
                 if epoch != effect.replaces_epoch:
-                    return holder.agent_id, holder.incarnation, epoch
+                    return Holder(holder.agent_id, holder.incarnation, epoch, made=False)
                 condition = unchanged(item)
         raise StoreUnavailable("the pin, or its lease, changed under every attempt to write it")
 

@@ -47,7 +47,6 @@ log = structlog.get_logger("reach.registry")
 
 BATCH = 60  # agents a transaction: each at most a compare, a write and a read, of 128 allowed per list
 BATCH_BYTES = 1_000_000  # of records a transaction; etcd takes 1.5 MiB
-REGISTER_WAIT_S = 10.0  # behaviour: registrations wait so long for the store, then they are refused
 RETRY_FIRST_S, RETRY_MOST_S = 0.25, 2.0
 MEND_JITTER_S = 0.5  # after an outage all nodes write again: not all in the same instant
 
@@ -65,9 +64,16 @@ class Registrar:
     """This node's writer to the store. `start`, `run` in a task, `stop`; the rest is called from steps."""
 
     def __init__(
-        self, store: Store, node: NodeRecord, *, lease_ttl_s: float, replaced: Callable[[Agent, bytes], None]
+        self,
+        store: Store,
+        node: NodeRecord,
+        *,
+        lease_ttl_s: float,
+        register_wait_s: float,
+        replaced: Callable[[Agent, bytes], None],
     ) -> None:
         """`replaced` is told of an agent whose key another node has taken, and by which incarnation."""
+        self._register_wait_s = register_wait_s
         self._store = store
         self._node = node
         self._replaced = replaced
@@ -87,10 +93,10 @@ class Registrar:
     def register(self, arrival: Arrival, done: Callable[[], None]) -> None:
         """Write the new agents of an arrival; `done` is called when each has its generation or its error.
 
-        At the latest `REGISTER_WAIT_S` from now, then with REGISTRY_UNAVAILABLE.
+        At the latest `register_wait_s` from now, then with REGISTRY_UNAVAILABLE.
         """
         new = deque(each for each in arrival.agents if each.agent is not None and each.attachment is None)
-        self._queue.append(_Register(new, done, boot_time() + REGISTER_WAIT_S))
+        self._queue.append(_Register(new, done, boot_time() + self._register_wait_s))
         self._work.set()
 
     def deregister(self, effect: DeregisterAgent) -> None:
@@ -169,7 +175,7 @@ class Registrar:
                 each.error = failure(
                     codes.REGISTRY_UNAVAILABLE,
                     f"{each.agent_id} cannot be registered now: "
-                    f"{why or self.contact.away or f'the registry took longer than {REGISTER_WAIT_S:g} s'}",
+                    f"{why or self.contact.away or f'the registry took longer than {self._register_wait_s:g} s'}",
                     retry_after_ms=1_000,
                 )
             register.done()

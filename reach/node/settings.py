@@ -98,6 +98,10 @@ class Config:
         20.0, "s", 2, 600, "How long etcd keeps a dead node's keys.",
         "a pause of the node or of etcd drops all its agents", "agents of a killed node linger as long",
     )  # fmt: skip
+    register_wait_s: float = _number(
+        10.0, "s", 0.1, 600, "How long a new agent waits for a registry that does not answer; then it is refused.",
+        "a change of etcd's leader turns new agents away", "whoever starts an agent learns late that etcd is away",
+    )  # fmt: skip
     registry_grace_s: float = _number(
         60.0, "s", 0, 3600, "How long a node that lost etcd still calls itself ready, on what it last knew.",
         "a short outage of etcd takes every node out of service", "callers are sent to agents long gone",
