@@ -51,7 +51,8 @@ def node(loop: str, arguments: list[str]) -> None:
         asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
 
     def end_with_parent() -> None:
-        sys.stdin.buffer.read()
+        while os.read(0, 1 << 16):  # not sys.stdin: the interpreter cannot end while a thread holds its lock
+            pass
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=end_with_parent, name="end with parent", daemon=True).start()
