@@ -15,6 +15,7 @@ from agentreach.v1 import error_pb2 as codes
 from agentreach.v1 import frame_pb2 as pb
 from agentreach.v1.error_pb2 import Error
 from agentreach.v1.frame_pb2 import Signal
+from agentreach.v1.registry_pb2 import AgentRecord
 from agentreach.wire import limits
 from agentreach.wire.checks import record_fault
 from agentreach.wire.errors import failure
@@ -24,6 +25,7 @@ from reach.core.agents import STARTING, Agent
 from reach.core.effects import DeregisterAgent, EndStream, RegisterAgents
 from reach.core.peers import Peer
 from reach.core.requests import Attachment, Request, Stage
+from reach.core.topics import Publishing
 
 if TYPE_CHECKING:
     from reach.core.ports import Identity
@@ -50,6 +52,8 @@ class Arrival:
     agents: list[Attaching] = field(default_factory=list)
     with_welcome: bool = False
     resumed: bool = False
+    hello: int = 0
+    """Which hello of its link it answers."""
 
 
 # ---- links ----
@@ -58,16 +62,18 @@ class Arrival:
 def hello(state: State, who: Identity, message: pb.Hello) -> Peer | None:
     """A stream said hello: go on with its link, or begin a new one. None: the node takes no more links."""
     peer = state.tokens.get(bytes(message.resume_token)) if message.resume_token else None
-    if peer is not None and peer.who == who and peer.incarnation == message.incarnation:
+    same = peer is not None and peer.who == who and message.incarnation in (peer.incarnation, b"")
+    if peer is not None and same:
+        peer.hellos += 1
         peer.link.cut()
-        resumed = peer.link.resume(message.last_seq)
-        if not resumed:
-            peer.link.restart()
+        resumed = not peer.restarts and peer.link.resume(message.last_seq)
+        peer.restarts = not resumed
         _back(state, peer)
         if resumed:
             state.stats.link_resumes += 1
             welcome(state, peer, Arrival(resumed=True))
             return peer
+        _dismiss_undeclared(state, peer, message)
     else:
         if len(state.peers) >= state.rules.links_max:
             return None
@@ -77,6 +83,14 @@ def hello(state: State, who: Identity, message: pb.Hello) -> Peer | None:
     return peer
 
 
+def _dismiss_undeclared(state: State, peer: Peer, message: pb.Hello) -> None:
+    """A link that begins anew declares its agents anew: whoever is not among them has left meanwhile."""
+    declared = {(normalise_env(each.record.env or peer.env), each.record.agent_id) for each in message.agents}
+    for key, attachment in list(peer.attachments.items()):
+        if key not in declared:
+            dismiss(state, attachment, "not declared again by its process")
+
+
 def _new_peer(state: State, who: Identity, message: pb.Hello) -> Peer:
     link_id = f"{state.rng.getrandbits(64):016x}"
     token = state.rng.getrandbits(_RANDOM_BITS).to_bytes(16, "big")
@@ -84,7 +98,8 @@ def _new_peer(state: State, who: Identity, message: pb.Hello) -> Peer:
     name = message.name if is_name(message.name) else who.principal
     peer.caller_id = f"caller/{name}-{link_id[:8]}"
     peer.env = normalise_env(message.env)
-    peer.incarnation = bytes(message.incarnation)
+    # Hand-written processes may leave it out; they must not all be taken for one and the same.
+    peer.incarnation = bytes(message.incarnation) or state.rng.getrandbits(_RANDOM_BITS).to_bytes(16, "big")
     state.peers[link_id] = peer
     state.tokens[token] = peer
     state.log("info", "link opened", link=link_id, caller=peer.caller_id, sdk=message.sdk[:64])
@@ -94,6 +109,11 @@ def _new_peer(state: State, who: Identity, message: pb.Hello) -> Peer:
 
 def welcome(state: State, peer: Peer, arrival: Arrival) -> None:
     """Answer hello. It is the first thing on the new stream."""
+    if peer.restarts:  # only now: nothing numbered may come before the welcome that says so
+        peer.restarts = False
+        peer.link.restart()
+        for attachment in peer.attachments.values():
+            settle.grant_again(state, attachment)
     rules = state.rules
     interval_s, ttl_s = heartbeat_times(state)
     message = pb.Welcome(
@@ -146,9 +166,9 @@ def _back(state: State, peer: Peer) -> None:
     """A new stream carries the link again, whether or not the old one was seen to end."""
     peer.connected = True
     peer.cut_at = 0.0
-    peer.heard_at = peer.acked_seen_at = state.now
+    peer.heard_at = peer.acked_seen_at = peer.back_at = state.now
     for attachment in peer.attachments.values():
-        settle.link_back(state, attachment)
+        settle.link_back(state, attachment, resumed=not peer.restarts)
         health.in_sight(state, attachment)
     _check_at(state, peer, state.now + state.rules.heartbeat_interval_s)
 
@@ -161,6 +181,8 @@ def _check_at(state: State, peer: Peer, when: float) -> None:
 
 def on_timer(state: State, peer: Peer) -> None:
     """Judge the link: not back in time, silent, or not taking anything."""
+    if state.peers.get(peer.link_id) is not peer:
+        return  # it was removed in this very tick
     peer.timer = None
     now, rules = state.now, state.rules
     if not peer.connected:
@@ -208,6 +230,7 @@ def goodbye(state: State, peer: Peer, message: pb.Goodbye) -> None:
 
 def remove(state: State, peer: Peer, why: str, *, said_goodbye: bool = False) -> None:
     """Forget a link and everything that hangs on it."""
+    peer.closing = True
     if state.peers.pop(peer.link_id, None) is None:
         return
     state.tokens.pop(peer.token, None)
@@ -222,6 +245,8 @@ def remove(state: State, peer: Peer, why: str, *, said_goodbye: bool = False) ->
         owner, item.owner = item.owner, None
         if isinstance(owner, Request):
             settle.keep_unconfirmed(state, owner)
+        elif isinstance(owner, Publishing) and item.seq == 0:
+            events.never_sent(state, owner, item)
     state.log("info", "link closed", link=peer.link_id, why=why)
 
 
@@ -230,16 +255,32 @@ def remove(state: State, peer: Peer, why: str, *, said_goodbye: bool = False) ->
 
 def arrive(state: State, peer: Peer, attaches: Iterable[pb.Attach], *, with_welcome: bool) -> None:
     """Agents ask to be attached: check them, and have the new ones written to the store."""
-    arrival = Arrival(with_welcome=with_welcome)
+    arrival = Arrival(with_welcome=with_welcome, hello=peer.hellos)
+    new = 0
     for attach in attaches:
-        arrival.agents.append(_checked(state, peer, attach, len(arrival.agents)))
-    if any(each.agent is not None and each.attachment is None for each in arrival.agents):
+        each = _checked(state, peer, attach)
+        arrival.agents.append(each)
+        if each.agent is not None and each.attachment is None:
+            new += 1
+            _claim(state, peer, each.agent, 1)
+    if new:
         state.effects.append(RegisterAgents(peer, arrival))
     else:
         registered(state, peer, arrival)
 
 
-def _checked(state: State, peer: Peer, attach: pb.Attach, position: int) -> Attaching:
+def _claim(state: State, peer: Peer, agent: Agent, count: int) -> None:
+    """Note that the store is asked for a registration (1), or has answered (-1)."""
+    key = (agent.tenant, agent.env, agent.agent_id)
+    who, claims = state.arriving.get(key, (peer.who, 0))
+    peer.arriving += count
+    if claims + count > 0:
+        state.arriving[key] = (who, claims + count)
+    else:
+        state.arriving.pop(key, None)
+
+
+def _checked(state: State, peer: Peer, attach: pb.Attach) -> Attaching:
     record = attach.record
     if not record.agent_id and record.agent_type:
         record.agent_id = f"{record.agent_type}/{state.rng.getrandbits(32):08x}"
@@ -249,16 +290,11 @@ def _checked(state: State, peer: Peer, attach: pb.Attach, position: int) -> Atta
     record.incarnation = peer.incarnation
     attaching = Attaching(record.agent_id, sessions=list(attach.sessions))
     error = record_fault(record)
-    present = len(state.directory) + position
-    if error is None and present >= state.rules.agents_max:
-        error = failure(codes.OVERLOADED, f"this node holds {present} agents, its limit", retry_after_ms=5_000)
-    if error is None and position >= state.rules.agents_per_link_max:
-        error = failure(codes.OVERLOADED, f"one link carries at most {state.rules.agents_per_link_max} agents")
     former = state.directory.get(record.tenant, record.env, record.agent_id)
-    if error is None and former is not None:
-        error = _takeover_fault(former, peer)
-    if error is None and state.draining:
-        error = failure(codes.SHUTTING_DOWN, f"node {state.rules.node_id} is leaving: use another node")
+    if error is None:
+        error = _ownership_fault(state, peer, record, former)
+    if error is None and (former is None or former.incarnation != peer.incarnation):
+        error = _room_fault(state, peer)
     if error is not None:
         attaching.error = error
         return attaching
@@ -272,12 +308,28 @@ def _checked(state: State, peer: Peer, attach: pb.Attach, position: int) -> Atta
     return attaching
 
 
-def _takeover_fault(former: Agent, peer: Peer) -> Error | None:
-    attachment = former.link
-    assert isinstance(attachment, Attachment)
-    if attachment.peer.who == peer.who:
+def _ownership_fault(state: State, peer: Peer, record: AgentRecord, former: Agent | None) -> Error | None:
+    """An agent_id belongs to the principal that is attached under it, or whose registration is on its way."""
+    who, _ = state.arriving.get((record.tenant, record.env, record.agent_id), (peer.who, 0))
+    if former is not None:
+        assert isinstance(former.link, Attachment)
+        who = former.link.peer.who if who == peer.who else who
+    if who == peer.who:
         return None
-    return failure(codes.PERMISSION_DENIED, f"{former.agent_id} is registered by somebody else")
+    return failure(codes.PERMISSION_DENIED, f"{record.agent_id} is registered by somebody else")
+
+
+def _room_fault(state: State, peer: Peer) -> Error | None:
+    """Why no further agent may come, on this link or on any."""
+    rules = state.rules
+    if state.draining:
+        return failure(codes.SHUTTING_DOWN, f"node {rules.node_id} is leaving: use another node")
+    present = len(state.directory) + len(state.arriving)
+    if present >= rules.agents_max:
+        return failure(codes.OVERLOADED, f"this node holds {present} agents, its limit", retry_after_ms=5_000)
+    if len(peer.attachments) + peer.arriving >= rules.agents_per_link_max:
+        return failure(codes.OVERLOADED, f"one link carries at most {rules.agents_per_link_max} agents")
+    return None
 
 
 _OFFER = (
@@ -300,14 +352,22 @@ def _same_offer(one: Agent, other: Agent) -> bool:
 
 def registered(state: State, peer: Peer, arrival: Arrival) -> None:
     """The store has answered for every agent of an arrival: let them in and tell their process."""
+    for each in arrival.agents:
+        if each.agent is not None and each.attachment is None:
+            _claim(state, peer, each.agent, -1)
     if state.peers.get(peer.link_id) is not peer:
         for each in arrival.agents:
             if each.error is None and each.agent is not None and each.attachment is None:
                 state.effects.append(DeregisterAgent(each.agent, each.agent.generation))
         return
+    if _gone_meanwhile(state, peer, arrival):
+        state.effects.append(RegisterAgents(peer, arrival))
+        return
     for each in arrival.agents:
         if each.error is None:
             _let_in(state, peer, each)
+    if arrival.with_welcome and arrival.hello != peer.hellos:
+        return  # its stream is gone; the next one's hello is answered by itself
     if arrival.with_welcome:
         welcome(state, peer, arrival)
     else:
@@ -322,12 +382,28 @@ def registered(state: State, peer: Peer, arrival: Arrival) -> None:
                 health.probe(state, each.attachment)
 
 
+def _gone_meanwhile(state: State, peer: Peer, arrival: Arrival) -> bool:
+    """Agents that were attached when they came, and were dismissed while the store answered, are registered anew."""
+    gone = False
+    for each in arrival.agents:
+        attachment, agent = each.attachment, each.agent
+        if attachment is None or agent is None or each.error is not None:
+            continue
+        if state.directory.get(agent.tenant, agent.env, agent.agent_id) is not attachment.agent:
+            each.attachment, gone = None, True
+            _claim(state, peer, agent, 1)
+    return gone
+
+
 def _let_in(state: State, peer: Peer, each: Attaching) -> None:
     attachment = each.attachment
     if attachment is None:
         agent = each.agent
         assert agent is not None
         former = state.directory.get(agent.tenant, agent.env, agent.agent_id)
+        if former is not None and former.generation > agent.generation:
+            each.error = failure(codes.FENCED, f"another process registered as {agent.agent_id} after this one")
+            return
         if former is not None and former.incarnation == agent.incarnation:
             attachment = _replace_record(state, former, agent)
         else:
@@ -357,6 +433,8 @@ def _replace_record(state: State, former: Agent, agent: Agent) -> Attachment:
         "warm_since",
         "pinned_sessions",
         "registered_at",
+        "recent_failures",
+        "avoid_until",
     ):
         setattr(agent, name, getattr(former, name))
     agent.link = attachment
@@ -364,6 +442,7 @@ def _replace_record(state: State, former: Agent, agent: Agent) -> Attachment:
     attachment.agent = agent
     for request in attachment.attempts.values():
         request.agent = agent
+    sessions.owner_changed(state, attachment)  # it may have more slots now
     return attachment
 
 
@@ -377,14 +456,22 @@ def _move_to(state: State, attachment: Attachment, peer: Peer) -> None:
     former.attachments.pop((agent.env, agent.agent_id), None)
     events.drop_subscriptions(state, former, agent.agent_id)
     attachment.peer = peer
+    attachment.overdue = None
     for request in attachment.attempts.values():
         item = request.item
-        if item is None or request.stage is Stage.SETTLED:
+        if item is None:
             continue
         former.link.withdraw(item)
+        if request.stage is Stage.SETTLED:
+            if not request.lost_at:
+                settle.tell_cancelled(state, request, attachment)
+            continue
         request.item = peer.link.put_bytes(settle.resent(state, request), state.now, request.priority)
-    settle.link_back(state, attachment)
+    settle.link_back(state, attachment, resumed=False)
+    settle.grant_again(state, attachment)
     health.in_sight(state, attachment)
+    settle.unsaturate(state, attachment)
+    sessions.owner_changed(state, attachment)
     state.woken.add(peer)
 
 
@@ -439,7 +526,8 @@ def heartbeat(state: State, peer: Peer, message: pb.Heartbeat) -> None:
     for load in message.agents:
         attachment = _own(peer, load.agent_id, "")
         if attachment is None:
-            unknown.append(load.agent_id)
+            if not peer.arriving:  # one whose registration is under way is answered by `attached`
+                unknown.append(load.agent_id)
             continue
         agent = attachment.agent
         agent.heartbeat_at = state.unix

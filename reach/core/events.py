@@ -152,6 +152,14 @@ def _count_gap(state: State, peer: Peer, topic: str) -> None:
     peer.gaps[topic] = peer.gaps.get(topic, 0) + 1
 
 
+def never_sent(state: State, publishing: Publishing, item: Item) -> None:
+    """A subscriber's link ended before the event was given to it."""
+    if item in publishing.items:
+        publishing.items.discard(item)
+        publishing.dropped += 1
+        _finish_if_all_is_known(state, publishing)
+
+
 def acknowledged(state: State, publishing: Publishing, item: Item) -> None:
     """A subscriber's link has accepted an event."""
     state.stats.events_delivered += 1

@@ -13,9 +13,10 @@ from agentreach.v1 import frame_pb2 as pb
 from agentreach.v1.frame_pb2 import Signal
 from reach.core import sessions, settle
 from reach.core.agents import DEGRADED, DRAINING, HEALTHY, STARTING, UNREACHABLE
-from reach.core.requests import Attachment, Request, Stage
+from reach.core.requests import Attachment, Request
 
 if TYPE_CHECKING:
+    from agentreach.wire.link import Item
     from reach.core.state import State
 
 _SAYABLE = frozenset({HEALTHY, DEGRADED, DRAINING})
@@ -39,8 +40,6 @@ def set_status(state: State, attachment: Attachment, status: int) -> None:
     agent = attachment.agent
     if agent.status == status:
         return
-    if agent.status == STARTING and status == HEALTHY:
-        agent.warm_since = state.now
     attachment.unreachable_since = state.now if status == UNREACHABLE else 0.0
     state.log("info", "agent status", agent=agent.agent_id, status=status, was=agent.status)
     agent.status = status
@@ -58,13 +57,12 @@ def said(state: State, attachment: Attachment, status: int) -> None:
 
 def _judge(state: State, attachment: Attachment) -> None:
     """What the agent is, from what it says and what is seen of it."""
-    agent = attachment.agent
     if attachment.said_status == DRAINING:
         status = DRAINING
+    elif not attachment.proven:
+        status = STARTING
     elif not attachment.peer.connected or attachment.missed_probes >= 2:
         status = UNREACHABLE
-    elif agent.status == STARTING:
-        status = STARTING
     elif attachment.missed_probes:
         status = DEGRADED
     else:
@@ -74,17 +72,15 @@ def _judge(state: State, attachment: Attachment) -> None:
 
 def out_of_sight(state: State, attachment: Attachment) -> None:
     """Its link was cut: no new work."""
-    if attachment.agent.status != STARTING:
-        _judge(state, attachment)
+    _judge(state, attachment)
 
 
 def in_sight(state: State, attachment: Attachment) -> None:
     """Its link is back."""
     attachment.probe_sent_at = 0.0
-    if attachment.agent.status == STARTING:
+    if not attachment.proven:
         probe(state, attachment)
-    else:
-        _judge(state, attachment)
+    _judge(state, attachment)
 
 
 def probe(state: State, attachment: Attachment) -> None:
@@ -100,17 +96,17 @@ def answered(state: State, attachment: Attachment, reply: pb.ProbeReply) -> None
     """The sign of life came. An old probe's late answer is one too, but does not make a starting agent ready."""
     if reply.nonce == attachment.probe_nonce:
         attachment.probe_sent_at = 0.0
-        if attachment.agent.status == STARTING:
-            if not reply.ready:
-                return
-            attachment.missed_probes = 0
-            set_status(state, attachment, attachment.said_status or HEALTHY)
+        if reply.ready and not attachment.proven:
+            attachment.proven = True
+            attachment.agent.warm_since = state.now
     attachment.missed_probes = 0
     _judge(state, attachment)
 
 
 def on_timer(state: State, attachment: Attachment) -> None:
     """Time to look after the agent: overdue probes, overdue acknowledgements, the next probe."""
+    if attachment.peer.attachments.get((attachment.agent.env, attachment.agent.agent_id)) is not attachment:
+        return  # it left in this very tick
     rules, now = state.rules, state.now
     _overdue_deliveries(state, attachment)
     sent_at = attachment.probe_sent_at
@@ -121,37 +117,47 @@ def on_timer(state: State, attachment: Attachment) -> None:
         _judge(state, attachment)
         probe(state, attachment)
     elif not sent_at and connected:
-        busy = bool(attachment.attempts) or attachment.overdue or attachment.agent.status in (STARTING, DEGRADED)
+        unsure = attachment.overdue is not None or attachment.agent.status in (STARTING, DEGRADED)
+        busy = unsure or bool(attachment.attempts)
         interval_s = rules.probe_interval_busy_s if busy else rules.probe_interval_idle_s
         if now - attachment.probed_at >= interval_s:
             probe(state, attachment)
     if attachment.unreachable_since and attachment.pinned and now - attachment.unreachable_since >= rules.owner_lost_s:
         sessions.owner_gone(state, attachment)
     wait_s = min(rules.probe_interval_busy_s, rules.probe_timeout_s)
-    if attachment.overdue or attachment.attempts:
+    if attachment.overdue is not None or attachment.attempts:
         wait_s = min(wait_s, rules.accept_timeout_s / 4, 1.0)
     attachment.timer = state.checks.schedule(attachment, now + wait_s)
 
 
 def _overdue_deliveries(state: State, attachment: Attachment) -> None:
     """An agent that does not acknowledge what it was sent gets nothing new until it does."""
-    overdue = attachment.peer.connected and any(
-        _is_overdue(state, request) for request in attachment.attempts.values() if request.stage is not Stage.SETTLED
-    )
-    if overdue and not attachment.overdue:
-        attachment.overdue = True
-        attachment.agent.saturated = True
-        state.directory.changed(attachment.agent)
-        state.log("warning", "agent does not acknowledge deliveries: no new work", agent=attachment.agent.agent_id)
-    elif attachment.overdue and not overdue:
-        attachment.overdue = False
+    overdue = attachment.overdue
+    if overdue is not None and not overdue.accepted and not overdue.doubtful:
+        return
+    for request in attachment.attempts.values():
+        item = request.item
+        if item is not None and _is_overdue(state, attachment, request, item):
+            unacknowledged(state, attachment, item)
+            return
+    if overdue is not None:
+        attachment.overdue = None
         settle.unsaturate(state, attachment)
         sessions.owner_changed(state, attachment)
 
 
-def _is_overdue(state: State, request: Request) -> bool:
-    item = request.item
-    if item is None or item.seq == 0 or item.accepted:
+def unacknowledged(state: State, attachment: Attachment, item: Item) -> None:
+    """This delivery was not acknowledged in time."""
+    if attachment.overdue is None:
+        state.log("warning", "agent does not acknowledge deliveries: no new work", agent=attachment.agent.agent_id)
+    attachment.overdue = item
+    attachment.agent.saturated = True
+    state.directory.changed(attachment.agent)
+
+
+def _is_overdue(state: State, attachment: Attachment, request: Request, item: Item) -> bool:
+    if item.seq == 0 or item.accepted or not attachment.peer.connected:
         return False
+    since = max(request.delivered_at, attachment.peer.back_at)
     limit_s = min(state.rules.accept_timeout_s, (request.deadline - request.delivered_at) / 4)
-    return state.now - request.delivered_at > limit_s
+    return state.now - since > limit_s

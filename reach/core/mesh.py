@@ -13,6 +13,7 @@ from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import frame_pb2
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.frame_pb2 import Frame, Signal
+from agentreach.wire.errors import clean
 from agentreach.wire.link import Item
 from agentreach.wire.names import normalise_env
 from reach.core import admit, attach, events, health, sessions, settle
@@ -34,17 +35,22 @@ def frame(state: State, peer: Peer, received: Frame, spent_ms: int) -> None:
 
     Raises `LinkError` if the peer broke the numbering.
     """
+    if peer.closing:
+        return
     link = peer.link
     peer.heard_at = state.now
-    full = link.full
     if not link.receive(received, state.now):
         return
     if link.confirmed:
         _confirmed(state, link.confirmed)
     if peer.gaps:
         events.tell_gaps(state, peer)
-    for signal in received.signals:
-        _signal(state, peer, signal)
+    signals = received.signals
+    if signals:
+        for signal in signals:
+            _signal(state, peer, signal)
+        if peer.closing:
+            return
     envelopes = received.envelopes
     if envelopes:
         spent_ms += received.age_ms
@@ -60,13 +66,11 @@ def frame(state: State, peer: Peer, received: Frame, spent_ms: int) -> None:
                 settle.cancel(state, peer, (who.tenant, who.principal, env, envelope.correlation_id))
             elif kind != CALLBACK:
                 admit.admit(state, peer, who, envelope, spent_ms, peer, caller_id)
-    if full and not link.full:
+    if peer.filled and not link.full:
+        peer.filled = False
         for attachment in peer.attachments.values():
             settle.unsaturate(state, attachment)
             sessions.owner_changed(state, attachment)
-    if link.overrun:
-        state.stats.slow_consumers += 1
-        attach.farewell(state, peer, frame_pb2.Goodbye.SLOW_CONSUMER, "its outbox is full of replies it does not take")
 
 
 def invoke(state: State, call: Call, who: Identity, envelope: Envelope) -> None:
@@ -112,7 +116,13 @@ def next_tick_at(state: State) -> float | None:
 
 
 def finish_step(state: State) -> None:
-    """End of a step: let sessions go on whose lane, slot or owner changed."""
+    """End of a step: part with links that take nothing, let sessions go on whose lane, slot or owner changed."""
+    while state.overrun:
+        peer = state.overrun.pop()
+        if not peer.closing:
+            state.stats.slow_consumers += 1
+            why = "its outbox is full of replies it does not take"
+            attach.farewell(state, peer, frame_pb2.Goodbye.SLOW_CONSUMER, why)
     if state.lanes_ready:
         sessions.drain_ready(state)
 
@@ -154,7 +164,7 @@ def _progress(state: State, peer: Peer, signal: Signal) -> None:
         request.note("started", state.now)
     if progress.text or progress.HasField("percent"):
         percent = f"{progress.percent:g} % " if progress.HasField("percent") else ""
-        request.note("progress", state.now, f"{percent}{progress.text[:200]}")
+        request.note("progress", state.now, f"{percent}{clean(progress.text, 200)}")
     _reset_idle(state, request)
 
 

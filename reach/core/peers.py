@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from agentreach.wire.limits import OUTBOX_BYTES_HARD_MAX
 from agentreach.wire.link import Item, Link
 
 if TYPE_CHECKING:
@@ -23,19 +24,24 @@ class Peer:
     __slots__ = (
         "acked_seen",
         "acked_seen_at",
+        "arriving",
         "attachments",
+        "back_at",
         "caller_id",
         "closing",
         "connected",
         "cut_at",
         "env",
         "event_items",
+        "filled",
         "gaps",
         "heard_at",
+        "hellos",
         "incarnation",
         "link",
         "link_id",
         "requests",
+        "restarts",
         "state",
         "stream",
         "subscriptions",
@@ -67,7 +73,18 @@ class Peer:
         """The current stream, opaque to the core: the engine wakes its outlet."""
         self.connected = True
         self.welcomed = False
+        self.arriving = 0
+        """Registrations that the store has not answered yet."""
         self.closing = False
+        """It is over: what an old stream of it still brings counts for nothing."""
+        self.filled = False
+        """Its outbox was full: some of its agents count as full until there is room."""
+        self.hellos = 0
+        """How often a stream began; the answer to an earlier hello is nobody's."""
+        self.restarts = False
+        """Its numbering begins anew with the next welcome; until then nothing numbered may go out."""
+        self.back_at = state.now
+        """When its present stream began."""
         self.cut_at = 0.0
         self.heard_at = state.now
         self.acked_seen = 0
@@ -79,8 +96,11 @@ class Peer:
     def deliver(self, reply: bytes, priority: int, *, final: bool = True) -> Item | None:
         """Put a RESPONSE on the link."""
         state = self.state
-        item = self.link.put_bytes(reply, state.now, priority)
+        link = self.link
+        item = link.put_bytes(reply, state.now, priority)
         state.woken.add(self)
+        if link.waiting_bytes >= OUTBOX_BYTES_HARD_MAX:
+            state.overrun.add(self)
         return item
 
     @property

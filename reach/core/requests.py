@@ -162,6 +162,7 @@ class Attachment:
         "probe_nonce",
         "probe_sent_at",
         "probed_at",
+        "proven",
         "recipient",
         "said_status",
         "timer",
@@ -177,8 +178,10 @@ class Attachment:
         self.lanes_waiting: deque[Lane] = deque()
         """Lanes of this owner's sessions that wait for a slot, served in turn."""
         self.pinned: set[Lane] = set()
-        self.overdue = False
-        """A delivery was not acknowledged in time: no new work until it is."""
+        self.overdue: Item | None = None
+        """A delivery that was not acknowledged in time: no new work until it is."""
+        self.proven = False
+        """A probe was answered: it is no longer starting."""
         self.said_status = 0
         """The status the process itself reported last; 0 while it has said none."""
         self.probe_nonce = 0

@@ -130,7 +130,7 @@ def hand_over(
     request.item = link.put_bytes(data, now, request.priority)
     state.woken.add(peer)
     if link.full and not agent.saturated:
-        agent.saturated = True
+        peer.filled = agent.saturated = True
         state.directory.changed(agent)
 
 

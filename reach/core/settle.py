@@ -185,6 +185,7 @@ def fail(state: State, request: Request, error: Error) -> None:
 
 def give_up(state: State, request: Request, error: Error) -> None:
     """End a request with an error while an agent may be working on it: the agent is told, its slot waits for it."""
+    request.lost_at = 0.0
     _answer_error(state, request, error)
     _let_go(state, request)
 
@@ -305,7 +306,14 @@ def _let_go(state: State, request: Request) -> None:
         unsaturate(state, attachment)
         release(state, request)
         return
-    agent = attachment.agent
+    peer.link.withdraw(item)  # sent or not: after a cut it must not come again
+    tell_cancelled(state, request, attachment)
+    request.timer = state.wheel.schedule(request, state.now + state.rules.cancel_grace_s)
+
+
+def tell_cancelled(state: State, request: Request, attachment: Attachment) -> None:
+    """Tell an agent to end a request that it may be working on."""
+    agent, peer = attachment.agent, attachment.peer
     tenant, principal, env, message_id = request.key
     cancel = Envelope(
         type=pb.CANCEL,
@@ -320,7 +328,6 @@ def _let_go(state: State, request: Request) -> None:
     )
     peer.link.put(cancel, state.now, request.priority)
     state.woken.add(peer)
-    request.timer = state.wheel.schedule(request, state.now + state.rules.cancel_grace_s)
 
 
 def release(state: State, request: Request) -> None:
@@ -494,12 +501,18 @@ def link_cut(state: State, attachment: Attachment) -> None:
             reschedule(state, request)
 
 
-def link_back(state: State, attachment: Attachment) -> None:
-    """The link is back in time: what was in flight still is."""
-    for request in attachment.attempts.values():
+def link_back(state: State, attachment: Attachment, *, resumed: bool) -> None:
+    """The link is back in time: what was in flight still is.
+
+    A resumed link has said what it took: a request that it did not take, and that ended meanwhile, is not there.
+    """
+    for request in list(attachment.attempts.values()):
+        item = request.item
         if request.stage is not Stage.SETTLED:
             request.lost_at = 0.0
             reschedule(state, request)
+        elif resumed and item is not None and not item.accepted:
+            release(state, request)
 
 
 def lost(state: State, request: Request, why: str, *, said_goodbye: bool = False) -> None:
@@ -525,6 +538,8 @@ def lost(state: State, request: Request, why: str, *, said_goodbye: bool = False
         may_have_executed=True,
         agent_id=agent.agent_id,
     )
+    if request.attachment is not None:
+        request.attachment.peer.link.withdraw(item)  # what the caller was told has ended must not begin later
     _answer_error(state, request, error)
     grace_s = state.rules.resume_window_s + state.rules.cancel_grace_s
     request.timer = state.wheel.schedule(request, max(request.deadline, state.now) + grace_s)
@@ -579,9 +594,21 @@ def _take_more(state: State, request: Request, waiter: Waiter, up_to: int) -> No
     if request.credit <= request.items:
         request.items_at = state.now  # the pause was the consumer's; the producer's idle time starts now
     request.credit = credit
-    signal = Signal(stream_credit=StreamCredit(correlation_id=request.message_id, entry=request.entry, up_to=credit))
+    _tell_credit(state, request, attachment)
+
+
+def _tell_credit(state: State, request: Request, attachment: Attachment) -> None:
+    credit = StreamCredit(correlation_id=request.message_id, entry=request.entry, up_to=request.credit)
+    signal = Signal(stream_credit=credit)
     attachment.peer.link.signal(signal)
     state.woken.add(attachment.peer)
+
+
+def grant_again(state: State, attachment: Attachment) -> None:
+    """A link that begins anew has forgotten its signals: repeat how many items each producer may send."""
+    for request in attachment.attempts.values():
+        if request.credit > CREDIT_INITIAL:
+            _tell_credit(state, request, attachment)
 
 
 # ---- who waits ----

@@ -26,6 +26,7 @@ from reach.core.writing import origin_fields
 if TYPE_CHECKING:
     from reach.core.calls import Call
     from reach.core.peers import Peer
+    from reach.core.ports import Identity
     from reach.core.requests import Attachment, MessageKey, Request
     from reach.core.sessions import Lane, LaneKey
     from reach.core.topics import Publishing
@@ -87,6 +88,10 @@ class State:
         self.topics = Topics()
         self.draining = False
         self.registry_up = True
+        self.arriving: dict[tuple[str, str, str], tuple[Identity, int]] = {}
+        """By (tenant, env, agent_id): whose registrations the store has not answered yet, and how many."""
+        self.overrun: set[Peer] = set()
+        """Links whose outbox holds more replies than it may: they end with this step."""
         self.woken: set[Peer] = set()
         self.calls: list[Call] = []
         self.effects: deque[Effect] = deque()
