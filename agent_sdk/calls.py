@@ -174,11 +174,19 @@ class Calls:
             self._failed(call, error, now)
         elif envelope.more or call.expected or call.reader is not None:
             self._item(call, envelope, now)
-        elif envelope.sequence == 0:
-            if envelope.HasField("payload"):
-                self._answered(call, Reply(envelope, call.trace_id))
-            else:  # a generator that gave nothing
-                self._answered(call, Reply(envelope, call.trace_id, []))
+        elif envelope.HasField("payload"):
+            self._end(call)
+            if call.joined is None:
+                future = call.future
+                if not future.done():
+                    future.set_result(Reply(envelope, call.trace_id))
+            else:
+                self._resolve(call, Reply(envelope, call.trace_id))
+        elif envelope.sequence == 0:  # a generator that gave nothing
+            self._end(call)
+            self._resolve(call, Reply(envelope, call.trace_id, []))
+        else:
+            self._failed(call, Internal("the items of the reply are missing", may_have_executed=True), now)
 
     def _item(self, call: Call, envelope: pb.Envelope, now: float) -> None:
         """Take an item, or the end, of a streamed reply."""
@@ -234,10 +242,6 @@ class Calls:
 
     def on_progress(self, progress: frames.Progress) -> None:
         """The handler says that it is at work; only traces and idle clocks of the mesh care."""
-
-    def _answered(self, call: Call, reply: Reply) -> None:
-        self._end(call)
-        self._resolve(call, reply)
 
     def _resolve(self, call: Call, reply: Reply) -> None:
         future = call.future

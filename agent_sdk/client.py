@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from agent_sdk.work import Work
 
 PUBLISH_TIMEOUT_S = 2.0
+_ROOM_TIMEOUT_S = 60.0  # for room in the outbox, where the request itself names no time
 _TIMEOUT_S_MAX = 4_000_000.0  # what the field can hold; the node's own bounds are narrower, and it names them
 _PROFILE_WHOLE_S = {"CACHE": 1.1, "RPC": 16.0, "LLM": 245.0, "EXTERNAL": 62.0, "TASK": 320.0}
 """Whole time of a profile (behaviour.md §4, rounded up): for the SDK's own guard only; the node keeps the real one."""
@@ -90,7 +91,11 @@ class Mesh:
 
         Raises `ReachError`. Cancelling the call cancels the request down to the handler.
         """
-        call, joiner = await self._begin(
+        owner = self._owner()
+        if owner.link.full:
+            timeout = await self._wait_for_room(owner, timeout)
+        call, joiner = self._begin(
+            owner,
             self._routes.selector(pb.REQUEST, agent_id, agent_type, capabilities, labels, version, policy, hash_key),
             data,
             timeout,
@@ -111,7 +116,7 @@ class Mesh:
                 return await call.future
             return await self._joined(call, joiner)
         except asyncio.CancelledError:
-            self._owner().calls.leave(call, joiner)
+            owner.calls.leave(call, joiner)
             raise
 
     def stream(
@@ -140,7 +145,10 @@ class Mesh:
         extras = (session, strict_session, idempotent, priority, dedup_key, headers)
 
         async def start(reader: StreamReader) -> Call:
-            call, _ = await self._begin(route, data, timeout, profile, message_id, extras, reader)
+            owner, left = self._owner(), timeout
+            if owner.link.full:
+                left = await self._wait_for_room(owner, timeout)
+            call, _ = self._begin(owner, route, data, left, profile, message_id, extras, reader)
             return call
 
         return ReplyStream(self._calls, start)
@@ -177,7 +185,11 @@ class Mesh:
         if broadcast:
             route = self._routes.broadcast(route)
         extras = (None, False, False, None, None, headers) if headers else None
-        call, joiner = await self._begin(route, data, timeout, None, message_id, extras, None)
+        owner = self._owner()
+        left: float | None = timeout
+        if owner.link.full:
+            left = await self._wait_for_room(owner, timeout)
+        call, joiner = self._begin(owner, route, data, left, None, message_id, extras, None)
         try:
             reply = await (call.future if joiner is None else self._joined(call, joiner))
         except asyncio.CancelledError:
@@ -207,8 +219,9 @@ class Mesh:
                 trace_id=call.trace_id,
             ) from None
 
-    async def _begin(
+    def _begin(
         self,
+        owner: MeshLink,
         route: Route,
         data: Any,
         timeout: float | None,
@@ -217,7 +230,6 @@ class Mesh:
         extras: Extras | None,
         reader: StreamReader | None,
     ) -> tuple[Call, Joiner | None]:
-        owner = self._owner()
         if os.getpid() != self._pid:
             raise RuntimeError("this mesh client was made before the process forked; call connect() in the child")
         if owner.failure is not None:
@@ -233,46 +245,38 @@ class Mesh:
             found = owner.calls.find(message_id)
             if found is not None:
                 return found, owner.calls.join(found, (route.target, content), deadline)
-        if owner.link.full:
-            await self._wait_for_room(owner, deadline, route)
-            timeout_s = deadline - boot_time()
         message_id, mark = (new_message_id(), FRESH) if message_id is None else (_checked(message_id), b"")
         trace_id = new_trace_id() if work is None else work.trace_id
-        wire_id = message_id.encode()
-        parts = [
-            route.head,
-            MESSAGE_ID,
-            varint(len(wire_id)),
-            wire_id,
-            TRACE_ID,
-            varint(len(trace_id)),
-            trace_id.encode(),
-            PAYLOAD,
-            varint(len(content)),
-            content,
-            mark,
-        ]
-        if timeout is not None or profile is None or work is not None:
-            parts += (TIMEOUT_MS, varint(max(int(timeout_s * 1000), 1)))
-        lane, session = NORMAL, None
+        wire_id, wire_trace = message_id.encode(), trace_id.encode()
+        rest, lane, session = b"", NORMAL, None
         if profile is not None or extras is not None or work is not None:
             rest, lane, session = _rest(owner, route, content, profile, extras, work)
-            parts.append(rest)
-        call = Call(message_id, trace_id, b"".join(parts), deadline, route.text, owner.loop.create_future())
+        if timeout is not None or profile is None or work is not None:
+            rest += TIMEOUT_MS + varint(int(timeout_s * 1000) or 1)
+        envelope = b"".join(
+            (
+                *(route.head, mark, MESSAGE_ID, varint(len(wire_id)), wire_id, TRACE_ID, varint(len(wire_trace))),
+                *(wire_trace, PAYLOAD, varint(len(content)), content, rest),
+            )
+        )
+        call = Call(message_id, trace_id, envelope, deadline, route.text, owner.loop.create_future())
         call.priority, call.session, call.reader = lane, session, reader
         if not mark:
             call.content = (route.target, content)
         owner.calls.begin(call)
         return call, None
 
-    async def _wait_for_room(self, owner: MeshLink, deadline: float, route: Route) -> None:
+    async def _wait_for_room(self, owner: MeshLink, timeout: float | None) -> float | None:
+        """Wait until the outbox takes more; returns what is left of `timeout`."""
+        began = boot_time()
         try:
-            async with asyncio.timeout(max(deadline - boot_time(), 0)):
+            async with asyncio.timeout(timeout if timeout is not None else _ROOM_TIMEOUT_S):
                 await owner.room()
-        except TimeoutError:
-            raise Timeout(f"not sent to {route.text} in time: the link's outbox is full") from None
-        if owner.failure is not None:
-            raise owner.failure
+        except (TimeoutError, ValueError):  # ValueError: a timeout that is no number, which is told further on
+            if timeout is not None and not timeout > 0:
+                return timeout
+            raise Timeout("not sent in time: the link's outbox is full") from None
+        return timeout if timeout is None else max(timeout - (boot_time() - began), 0.001)
 
 
 Extras = tuple[str | None, bool, bool, str | None, str | None, Mapping[str, str] | None]

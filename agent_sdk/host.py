@@ -74,7 +74,7 @@ class Host:
         self._running: dict[Key, Work] = {}
         self._fresh: Seen[Key, Known] = Seen(REPLIES_MAX, REPLIES_BYTES_MAX, REPLIES_S)
         self._replies: Seen[Key, Known] = Seen(REPLIES_MAX, REPLIES_BYTES_MAX, REPLIES_S)
-        self._unacknowledged: deque[tuple[Key, str, Item]] = deque()
+        self._unacknowledged: deque[tuple[Work, Item]] = deque()
         self._watched: deque[Work] = deque()
         self._overdue: list[tuple[float, int, Work]] = []
         self._last_completed = boot_time()
@@ -93,9 +93,9 @@ class Host:
                 self._hold(attach, key, work.envelope.session_id, frames.Holding.RUNNING)
                 if work.envelope.session_id and work.envelope.epoch:
                     attach.sessions.add(session_id=work.envelope.session_id, epoch=work.envelope.epoch)
-        for key, session_id, item in self._unacknowledged:
+        for work, item in self._unacknowledged:
             if not item.accepted:
-                self._hold(attach, key, session_id, frames.Holding.REPLIED)
+                self._hold(attach, work.key, work.envelope.session_id, frames.Holding.REPLIED)
         return attach
 
     def _hold(self, attach: frames.Attach, key: Key, session_id: str, state: frames.Holding.State.ValueType) -> None:
@@ -361,14 +361,13 @@ class Host:
         if not work.replies:
             return
         correlation = correlation_field(work.message_id)
-        owner = self.owner
+        send, ended, unacknowledged = self.owner.send, work.ended, self._unacknowledged
         for waiter in work.waiters:
-            item = owner.send(addressed(self.head, correlation, waiter, core), work.lane)
-            if work.ended:
-                unacknowledged = self._unacknowledged
-                while unacknowledged and unacknowledged[0][2].accepted:
+            item = send(addressed(self.head, correlation, waiter, core), work.lane)
+            if ended:
+                while unacknowledged and unacknowledged[0][1].accepted:
                     unacknowledged.popleft()
-                unacknowledged.append((work.key, work.envelope.session_id, item))
+                unacknowledged.append((work, item))
 
     def _settled(self) -> None:
         if not self._running:

@@ -38,8 +38,8 @@ def error_core(error: error_pb2.Error) -> bytes:
 
 def timing(queue_us: int, handler_us: int) -> bytes:
     """How long the message waited in the agent, and how long the handler took."""
-    inner = b"".join((b"\x08", varint(queue_us), b"\x10", varint(handler_us)))
-    return b"".join((TIMING, varint(len(inner)), inner))
+    queue, handler = varint(queue_us), varint(handler_us)
+    return b"".join((TIMING, varint(2 + len(queue) + len(handler)), b"\x08", queue, b"\x10", handler))
 
 
 def refusal(envelope: pb.Envelope, code: str, message: str) -> bytes:

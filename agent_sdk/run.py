@@ -14,6 +14,7 @@ from agent_sdk.errors import AgentError, ErrorCode, Overloaded, ReachError, Reje
 from agent_sdk.outgoing import MORE, PAYLOAD, SEQUENCE, field, octets_payload
 from agent_sdk.responses import error_core
 from agentreach.aio.clock import boot_time
+from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2
 from agentreach.wire import errors as wire_errors
 from agentreach.wire import payload as payloads
@@ -106,7 +107,7 @@ def encoded(work: Work, result: Any) -> bytes:
     else:
         payload = shapes.encode(result, payloads.form_of(work.envelope.payload)).SerializeToString()
     limit = work.host.owner.limits.payload_bytes_max
-    if len(payload) > limit + 64:
+    if len(payload) > limit and pb.Payload.FromString(payload).body[limit:]:
         raise _TooLarge(len(payload), limit)
     return field(PAYLOAD, payload)
 

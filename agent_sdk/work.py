@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agent_sdk.handlers import Handler
 from agent_sdk.responses import Waiter
@@ -23,7 +23,6 @@ class Work:
     __slots__ = (
         "__weakref__",
         "admitted",
-        "body",
         "cancelled",
         "credit",
         "credit_waiter",
@@ -75,7 +74,6 @@ class Work:
         self.items_bytes = 0
         self.credit = 0
         self.credit_waiter: asyncio.Future[None] | None = None
-        self.body: Any = None
 
     @property
     def trace_id(self) -> str:
