@@ -1,0 +1,57 @@
+"""Which node is dialled, and when."""
+
+from __future__ import annotations
+
+from agent_sdk.redial import Redial
+
+
+def draw() -> float:
+    return 1.0
+
+
+def test_the_first_dial_waits_for_nothing_and_the_same_node_is_redialled_within_200_ms() -> None:
+    redial = Redial(["a:1", "b:1"])
+    assert redial.wait_s(draw) == 0
+    redial.connected(0.0, [])
+    redial.failed(60.0)
+    assert redial.wait_s(draw) <= 0.2
+    assert redial.address == "a:1"
+
+
+def test_after_a_second_of_failing_the_next_address_has_its_turn() -> None:
+    redial = Redial(["a:1", "b:1"])
+    redial.failed(0.0)
+    redial.failed(0.5)
+    assert redial.address == "a:1"
+    redial.failed(1.0)
+    assert redial.address == "b:1"
+    redial.failed(2.5)
+    assert redial.address == "a:1"
+
+
+def test_a_node_that_flaps_is_dialled_ever_more_rarely() -> None:
+    redial = Redial(["a:1"])
+    redial.wait_s(draw)
+    waits, now = [], 0.0
+    for _ in range(8):
+        redial.connected(now, [])
+        now += 1.0
+        redial.failed(now)
+        waits.append(redial.wait_s(draw))
+    assert waits == sorted(waits) and waits[-1] >= 10
+    redial.connected(now, [])
+    redial.failed(now + 60)
+    assert redial.wait_s(draw) <= 0.2
+
+
+def test_peers_that_a_node_told_are_dialled_after_the_list() -> None:
+    redial = Redial(["a:1"])
+    assert not redial.elsewhere
+    redial.connected(0.0, ["p:1"])
+    assert redial.elsewhere
+    redial.move_on(["q:1", "p:1"])
+    assert redial.address == "q:1"
+    redial.move_on()
+    assert redial.address == "p:1"
+    redial.move_on()
+    assert redial.address == "a:1"
