@@ -44,6 +44,7 @@ PROGRESS_AFTER_S = 0.1
 OVERDUE_S = 1.0  # after its deadline the node has sent CANCEL; if it could not, the handler ends by itself
 REPLIES_MAX, REPLIES_BYTES_MAX, REPLIES_S = 50_000, 32 << 20, 600.0  # twice: for fresh ids and for all others
 _TIMEOUT_MS_UNKNOWN = 600_000
+_TELL_EVERY_S = 10.0
 
 Known = tuple[tuple[bytes, ...], int]
 """The answers to a finished message (none: its items were too many to keep), and the fingerprint of its content."""
@@ -78,6 +79,8 @@ class Host:
         self._watched: deque[Work] = deque()
         self._overdue: list[tuple[float, int, Work]] = []
         self._last_completed = boot_time()
+        self._events_dropped = 0
+        self._events_dropped_told = -_TELL_EVERY_S
         self._idle: asyncio.Event = asyncio.Event()
         self._idle.set()
 
@@ -121,7 +124,7 @@ class Host:
     def lost(self, reason: str) -> None:
         """The node dropped the agent without anybody replacing it: register again."""
         log.warning("%s was detached by the node (%s): attaching it again", self.agent_id, reason or "no reason given")
-        self.owner.signal(frames.Signal(attach=self.attach()))
+        self.owner.attach_again(self)
 
     def load(self, now: float) -> registry_pb2.AgentLoad:
         """What a heartbeat says of this agent."""
@@ -221,6 +224,8 @@ class Host:
         if self._lanes.queued >= QUEUED_MAX:
             if work.replies:
                 self._refuse(envelope, error_pb2.OVERLOADED, f"{self.agent_id} has {QUEUED_MAX} messages waiting")
+            else:
+                self._event_dropped(work)
             return
         self._running[work.key] = work
         self._watched.append(work)
@@ -228,6 +233,15 @@ class Host:
             self.owner.tick_on()
         if self._lanes.admit(work) or (self.record.reentrant and self._within_own_call(work)):
             work.task = self.owner.loop.create_task(run(work))
+
+    def _event_dropped(self, work: Work) -> None:
+        self._events_dropped += 1
+        if work.received - self._events_dropped_told >= _TELL_EVERY_S:
+            self._events_dropped_told = work.received
+            log.warning(
+                "%s: events come faster than handler %s takes them; %d dropped so far",
+                *(self.agent_id, work.handler.name, self._events_dropped),
+            )
 
     def _within_own_call(self, work: Work) -> bool:
         """True if an ancestor of this message runs here: the call tree may use its slot again."""
@@ -327,8 +341,11 @@ class Host:
             work.ended = True
             self.answer(work, error_core(wire_errors.failure(code, message, agent_id=self.agent_id)))
             self._settled()
-        elif work.task is not None and not work.handler.sync:
-            work.task.cancel()
+        elif not work.handler.sync:
+            if work.task is not None:
+                work.task.cancel()
+        elif work.credit_waiter is not None and not work.credit_waiter.done():
+            work.credit_waiter.set_result(None)  # a `def` generator that waits to go on ends instead
 
     # ---- answers ----
 
@@ -340,13 +357,15 @@ class Host:
         started = work.started or now
         core += timing(int((started - work.received) * 1e6), int((now - started) * 1e6))
         self._running.pop(work.key, None)
-        if work.replies:
-            if keep:
-                self._remember(work, core, now)
-            self.answer(work, core)
-        for following in self._lanes.release(work):
-            self._start(following)
-        self._settled()
+        try:
+            if work.replies:
+                if keep:
+                    self._remember(work, core, now)
+                self.answer(work, core)
+        finally:  # whatever goes wrong, the place is free again
+            for following in self._lanes.release(work):
+                self._start(following)
+            self._settled()
 
     def _remember(self, work: Work, core: bytes, now: float) -> None:
         table = self._fresh if work.envelope.fresh else self._replies

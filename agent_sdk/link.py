@@ -327,6 +327,11 @@ class MeshLink:
         if self.up and self._stream is not None:
             self._stream.attach(host)
 
+    def attach_again(self, host: Host) -> None:
+        """Register an agent anew that the node has let go of."""
+        if self.up and self._stream is not None:
+            self._stream.attach(host)
+
     def detach(self, host: Host, reason: str) -> int:
         """Take an agent off the mesh; returns the number of the frame that says so."""
         if self.hosts.get(host.agent_id) is host:

@@ -155,6 +155,8 @@ async def _credit(work: Work, sequence: int) -> None:
             while sequence >= work.credit:
                 work.credit_waiter = loop.create_future()
                 await work.credit_waiter
+                if work.cancelled:
+                    raise asyncio.CancelledError
     except TimeoutError:
         raise Overloaded(f"the consumer took no item for {IDLE_TIMEOUT_S:g} s", retryable=False) from None
     finally:

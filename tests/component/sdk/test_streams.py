@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -88,6 +88,28 @@ async def test_leaving_early_ends_the_generator(node: FakeNode, mesh: ConnectedM
         async with mesh.stream(10**9, capabilities=["count"], timeout=60) as items:
             await anext(items)
         await asyncio.wait_for(producer.closed.wait(), 5)
+
+
+async def test_leaving_early_ends_a_def_generator_that_waits_for_credit(node: FakeNode, mesh: ConnectedMesh) -> None:
+    agent = Agent("worker", transport=node, own_link=True, drain_timeout=1.0)
+    closed = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    @agent.on("count")
+    def count(n: int) -> Iterator[int]:
+        try:
+            yield from range(n)
+        finally:
+            loop.call_soon_threadsafe(closed.set)
+
+    async with agent:
+        async with mesh.stream(10**9, capabilities=["count"], timeout=60) as items:
+            await anext(items)
+            host = agent._host
+            assert host is not None
+            await eventually(lambda: any(work.credit_waiter is not None for work in host.works()))
+        await asyncio.wait_for(closed.wait(), 5)
+        await eventually(lambda: not host.busy)
 
 
 async def test_dropping_the_iterator_ends_the_generator(node: FakeNode, mesh: ConnectedMesh) -> None:
