@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from reach.core.ports import Identity
     from reach.core.state import State
 
+ECHOED_CHARS_MAX = 4096  # of a message_id that is too long: its sender still knows by it what was refused
+ITEMS_UNBOUNDED = 1 << 32
+
 PRIORITY_LANE = {pb.PRIORITY_UNSPECIFIED: 1, pb.HIGH: 0, pb.NORMAL: 1, pb.LOW: 2}
 
 
@@ -166,10 +169,10 @@ def refuse(state: State, port: Port, envelope: Envelope, source: str, error: Err
     """Answer a request that gets no entry: bad, late, or not for now."""
     if not envelope.trace_id:
         envelope.trace_id = ids.trace_id(state.rng.getrandbits(128))
-    message_id = envelope.message_id[: limits.MESSAGE_ID_CHARS_MAX]
+    message_id = envelope.message_id[:ECHOED_CHARS_MAX]
     trace_id = envelope.trace_id[: limits.TRACE_ID_CHARS_MAX]
     code = codes.ErrorCode.Name(error.code)
-    traced = Traced(message_id, "", trace_id, source, state.now, state.unix)
+    traced = Traced(message_id[: limits.MESSAGE_ID_CHARS_MAX], "", trace_id, source, state.now, state.unix)
     traced.stages += (("received", state.now, 0, ""), ("failed", state.now, 0, code))
     traced.outcome = code
     state.traces.keep(traced, state.now)
@@ -206,11 +209,15 @@ def _join(state: State, port: Port, envelope: Envelope, twin: Request, left_s: f
         refuse(state, port, envelope, source, _conflict(envelope.message_id))
         return
     deadline = state.now + left_s
+    twin.fresh = False  # there is more than one copy: the acknowledgement of one says nothing about the others
     for waiter in twin.waiters:
         if waiter.port is port:
             waiter.deadline = deadline
             break
     else:
+        if twin.items:
+            refuse(state, port, envelope, source, _streams_already(twin))
+            return
         state.stats.duplicates["joined"] += 1
         twin.waiters.append(Waiter(port, envelope.message_id, deadline))
         settle.remember_waiter(port, twin)
@@ -246,11 +253,25 @@ def _replayed(state: State, port: Port, envelope: Envelope, key: MessageKey, lef
                 return True
             state.stats.duplicates["replayed"] += 1
             request = open_request(state, port, envelope, key, left_s, settle.peer_of(port), False)
+            request.reentrant = True  # it is answered from the agent's table: that takes no slot
+            request.credit = ITEMS_UNBOUNDED  # the items of a streamed reply come as they were kept
             route.hand_over(state, request, envelope, attachment, None)
         case Stored():
             state.stats.duplicates["replayed"] += 1
             port.deliver(found.outcome, 1)
     return True
+
+
+def _streams_already(twin: Request) -> Error:
+    return failure(
+        codes.AGENT_LOST,
+        f"message {twin.message_id} is being answered with a stream of which another caller got {twin.items} items; "
+        "they cannot be had again, and it is not run twice",
+        retryable=False,
+        may_have_executed=True,
+        agent_id=twin.agent.agent_id if twin.agent is not None else "",
+        details={"items": str(twin.items)},
+    )
 
 
 def _conflict(message_id: str) -> Error:

@@ -14,6 +14,7 @@ from google.protobuf.struct_pb2 import Value
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope, Hop, Payload
+from agentreach.v1.error_pb2 import Error
 from agentreach.v1.frame_pb2 import Gap, Signal, Subscribe, Unsubscribe
 from agentreach.v1.mesh_pb2 import PublishReply
 from agentreach.v1.peer_pb2 import Lineage
@@ -22,7 +23,8 @@ from agentreach.wire.checks import event_fault
 from agentreach.wire.errors import failure
 from agentreach.wire.link import Item
 from agentreach.wire.names import is_topic, normalise_env
-from reach.core import admit, loops, route
+from reach.core import admit, loops, route, settle
+from reach.core.agents import FULL
 from reach.core.lineage import valid_until_unix_ms
 from reach.core.requests import Attachment, Port
 from reach.core.topics import Publishing
@@ -43,7 +45,9 @@ def publish(
         envelope.message_id = admit.new_id(state)
     source = admit.trusted_source(envelope.source, peer, caller_id)
     envelope.source = source
-    fault = event_fault(envelope, state.rules.payload_bytes_max)
+    fault = event_fault(envelope, state.rules.payload_bytes_max, nested=bool(envelope.lineage)) or _oversize(
+        state, envelope
+    )
     if fault is not None:
         admit.refuse(state, port, envelope, source, fault)
         return
@@ -72,6 +76,14 @@ def publish(
         finish(state, publishing)
 
 
+def _oversize(state: State, envelope: Envelope) -> Error | None:
+    """The payload is within its limit; what stands around it must be too."""
+    size, bound = envelope.ByteSize(), state.rules.payload_bytes_max + settle.CONTROL_BYTES_MAX
+    if size <= bound:
+        return None
+    return failure(codes.INVALID_ENVELOPE, f"the envelope is {size} bytes; the limit, payload included, is {bound}")
+
+
 def _receivers(state: State, envelope: Envelope, who: Identity, env: str) -> Iterable[tuple[Peer, str]]:
     target = envelope.target
     if target.topic:
@@ -81,6 +93,8 @@ def _receivers(state: State, envelope: Envelope, who: Identity, env: str) -> Ite
         agents = [agent for tier in pool.tiers for agent in tier.agents]
     else:
         chosen = route.choose(state, pool, target, envelope.session_id, route.policy_of(state, pool, target))
+        if chosen is None:  # an event takes no slot: busy agents are as good
+            chosen = next(iter(pool.tiers[FULL].agents), None)
         agents = [chosen] if chosen is not None else []
     return [(agent.link.peer, agent.agent_id) for agent in agents if isinstance(agent.link, Attachment)]
 

@@ -82,6 +82,8 @@ class Request:
     item: Item | None = None
     delivered_at = 0.0
     started = False
+    failed = False
+    """It ended with an error."""
     items = 0
     """Items of a streamed reply so far."""
     items_at = 0.0

@@ -123,6 +123,9 @@ def hand_over(
     attachment.attempts[request.number] = request
     request.attempt += 1
     request.data = data = writing.delivered(state, request, envelope, attachment.recipient, parent)
+    if len(data) > state.rules.payload_bytes_max + settle.CONTROL_BYTES_MAX:
+        settle.fail(state, request, _oversize(state, len(data)))
+        return
     request.stage = Stage.DELIVERED
     request.delivered_at = now
     peer = attachment.peer
@@ -158,6 +161,14 @@ def nobody(state: State, pool: Pool, request: Request, parent: Lineage | None) -
         codes.NO_AGENT_AVAILABLE,
         f"{len(pool)} agents match {selector} and none is usable: {pool.why_unusable()}",
         details=_counts(pool),
+    )
+
+
+def _oversize(state: State, size: int) -> Error:
+    """The payload is within its limit; what stands around it is not."""
+    bound = state.rules.payload_bytes_max + settle.CONTROL_BYTES_MAX
+    return failure(
+        codes.INVALID_ENVELOPE, f"the envelope is {size} bytes as delivered; the limit, payload included, is {bound}"
     )
 
 

@@ -16,8 +16,8 @@ from agentreach.v1.frame_pb2 import Signal, StreamCredit
 from agentreach.wire import limits
 from agentreach.wire.checks import payload_size
 from agentreach.wire.content import content_digest
-from agentreach.wire.errors import clean, failure
-from reach.core import replay, sessions, writing
+from agentreach.wire.errors import failure
+from reach.core import health, replay, sessions, writing
 from reach.core.peers import Peer
 from reach.core.requests import Attachment, MessageKey, Port, Request, Stage, Waiter
 from reach.core.trace import Journey, Traced, put_journey
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 SETTLE_SHARE = 0.1  # of the time left: how long a request waits for a lost link to come back
 CREDIT_INITIAL = limits.STREAM_CREDIT_INITIAL
 AVOID_S_MAX = 300.0  # an agent's retry_after is believed up to here
+CONTROL_BYTES_MAX = 256 << 10  # of an envelope besides its payload: ids, headers, a path of ten hops, its lineage
 
 
 # ---- replies from agents ----
@@ -42,7 +43,7 @@ def respond(state: State, peer: Peer, envelope: Envelope) -> None:
         return
     if request.stage is Stage.SETTLED:
         _late(state, request, envelope)
-    elif envelope.more:
+    elif envelope.more and not envelope.HasField("error"):
         _item(state, request, envelope)
     else:
         _final(state, request, envelope)
@@ -120,19 +121,21 @@ def _final(state: State, request: Request, envelope: Envelope) -> None:
 
 def _refused(state: State, request: Request, envelope: Envelope) -> None:
     """The agent answered with an error of its own, or one that a call it made ended with."""
-    error = Error()
-    error.CopyFrom(envelope.error)
-    agent = request.agent
+    said, agent = envelope.error, request.agent
     assert agent is not None
-    if error.code not in codes.ErrorCode.values() or not error.code:
-        error.code = codes.AGENT_ERROR
-    error.message = clean(error.message)
-    error.agent_id = error.agent_id or agent.agent_id
-    error.attempts = request.attempt
+    known = said.code and said.code in codes.ErrorCode.values()
+    error = failure(  # rebuilt, so that nothing of it is longer than an error may be
+        said.code if known else codes.AGENT_ERROR,
+        said.message,
+        retryable=said.retryable,
+        may_have_executed=said.may_have_executed,
+        retry_after_ms=said.retry_after_ms,
+        agent_id=said.agent_id or agent.agent_id,
+        attempts=request.attempt,
+        details=said.details,
+    )
     if error.code == codes.OVERLOADED and error.retry_after_ms:
         state.directory.avoid(agent, state.now + min(AVOID_S_MAX, error.retry_after_ms / 1000))
-    if request.items and "items" not in error.details:
-        error.details["items"] = str(request.items)
     # The seat of retries: whether another attempt follows is decided here from error, profile and budget.
     fail(state, request, error)
 
@@ -145,7 +148,9 @@ def _late(state: State, request: Request, envelope: Envelope) -> None:
     if request.lost_at and not envelope.HasField("error") and not request.node_made_id:
         data = _as_given(state, request, envelope)
         if data is not None:
-            _keep(state, request, content_digest(Envelope.FromString(request.data)), data)
+            confirmed(state, request)  # the AGENT_LOST that it was answered with gives way to the truth
+            request.failed = False
+            _keep(state, request, data)
     release(state, request)
 
 
@@ -155,11 +160,14 @@ def _as_given(state: State, request: Request, envelope: Envelope) -> bytes | Non
     assert agent is not None
     data = writing.answered(request, envelope, agent.agent_id)
     bound = state.rules.payload_bytes_max
-    return data if len(data) <= bound or payload_size(envelope.payload) <= bound else None
+    size = len(data)
+    if size <= bound:
+        return data
+    return data if size <= bound + CONTROL_BYTES_MAX and payload_size(envelope.payload) <= bound else None
 
 
 def _reply_too_large(state: State, request: Request, envelope: Envelope) -> Error:
-    size, bound = payload_size(envelope.payload), state.rules.payload_bytes_max
+    size, bound = envelope.ByteSize(), state.rules.payload_bytes_max
     agent_id = request.agent.agent_id if request.agent else ""
     return failure(
         codes.PAYLOAD_TOO_LARGE,
@@ -211,6 +219,7 @@ def _answer(state: State, request: Request, reply: bytes, outcome: str, error: E
         forget_waiter(waiter.port, request)
     request.waiters.clear()
     request.stage = Stage.SETTLED
+    request.failed = error is not None
     state.unsettled -= 1
     if request.timer is not None:
         state.wheel.cancel(request.timer, request)
@@ -224,7 +233,7 @@ def _answer(state: State, request: Request, reply: bytes, outcome: str, error: E
         request.reply = item
     else:
         del state.by_key[request.key]
-        _keep(state, request, content_digest(Envelope.FromString(request.data)), reply)
+        _keep(state, request, reply)
     _close_books(state, request, outcome, error, now)
 
 
@@ -372,6 +381,8 @@ def settle_window_s(state: State, request: Request) -> float:
 
 def on_timer(state: State, request: Request) -> None:
     """The request's timer has come."""
+    if request.number not in state.requests:
+        return  # it ended in this very tick
     request.timer = None
     now = state.now
     if request.stage is Stage.SETTLED:
@@ -385,6 +396,9 @@ def on_timer(state: State, request: Request) -> None:
         return
     late = [waiter for waiter in request.waiters if waiter.deadline <= now]
     if len(late) == len(request.waiters):
+        item, attachment = request.item, request.attachment
+        if item is not None and attachment is not None and item.seq and not item.accepted and attachment.peer.connected:
+            health.unacknowledged(state, attachment, item)
         give_up(state, request, _timeout(request))
         return
     for waiter in late:
@@ -464,6 +478,7 @@ def withdraw_waiter(state: State, request: Request, waiter: Waiter, error: Error
     waiter.port.deliver(reply.SerializeToString(), request.priority)
     request.waiters.remove(waiter)
     forget_waiter(waiter.port, request)
+    _widen(state, request)
 
 
 def cancel(state: State, port: Port, key: MessageKey) -> None:
@@ -587,6 +602,11 @@ def grant(state: State, port: Port, entry: bytes, up_to: int) -> None:
 
 def _take_more(state: State, request: Request, waiter: Waiter, up_to: int) -> None:
     waiter.credit = up_to
+    _widen(state, request)
+
+
+def _widen(state: State, request: Request) -> None:
+    """Tell the producer how many items all who wait take, if that is more than before."""
     credit = min([each.credit for each in request.waiters])
     attachment = request.attachment
     if credit <= request.credit or attachment is None:
@@ -634,9 +654,11 @@ def forget_waiter(port: Port, request: Request) -> None:
 # ---- outcomes for those who ask again ----
 
 
-def _keep(state: State, request: Request, digest: bytes, data: bytes) -> None:
-    agent = request.agent
-    if len(data) > replay.OUTCOME_BYTES_MAX and agent is not None:
+def _keep(state: State, request: Request, data: bytes) -> None:
+    """Keep an outcome for copies of its message. What is too large, or came in items, is in its agent's own table."""
+    agent, digest = request.agent, content_digest(Envelope.FromString(request.data))
+    streamed = request.items and not request.failed
+    if agent is not None and (streamed or len(data) > replay.OUTCOME_BYTES_MAX):
         state.replay.store(request.key, digest, (agent.agent_id, agent.incarnation), False, state.now)
     else:
         state.replay.store(request.key, digest, data, False, state.now)
@@ -655,4 +677,4 @@ def keep_unconfirmed(state: State, request: Request) -> None:
     if state.by_key.get(request.key) is request:
         del state.by_key[request.key]
     if reply is not None and reply.data is not None:
-        _keep(state, request, content_digest(Envelope.FromString(request.data)), reply.data)
+        _keep(state, request, reply.data)
