@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import zlib
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 from agent_sdk.errors import from_proto
 from agent_sdk.handlers import Handler
 from agent_sdk.lanes import Lanes
+from agent_sdk.replies import Known, Replies, fingerprint_of
 from agent_sdk.responses import addressed, correlation_field, error_core, head, timing
 from agent_sdk.run import run
+from agent_sdk.watch import Watch
 from agent_sdk.work import Key, Work
 from agentreach.aio.clock import boot_time
-from agentreach.policy.seen import Seen
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2, registry_pb2
 from agentreach.v1 import frame_pb2 as frames
@@ -40,14 +39,8 @@ POOL_THREADS = 32  # for `def` handlers of an agent without a max_concurrency
 QUEUED_MAX = (
     1000  # messages that wait in the agent; the node reserves slots, so these are a session's lane or leftovers
 )
-PROGRESS_AFTER_S = 0.1
-OVERDUE_S = 1.0  # after its deadline the node has sent CANCEL; if it could not, the handler ends by itself
-REPLIES_MAX, REPLIES_BYTES_MAX, REPLIES_S = 50_000, 32 << 20, 600.0  # twice: for fresh ids and for all others
 _TIMEOUT_MS_UNKNOWN = 600_000
 _TELL_EVERY_S = 10.0
-
-Known = tuple[tuple[bytes, ...], int]
-"""The answers to a finished message (none: its items were too many to keep), and the fingerprint of its content."""
 _LANES = {pb.HIGH: HIGH, pb.LOW: LOW}
 
 
@@ -73,11 +66,9 @@ class Host:
         self._pick = pick
         self._lanes: Lanes[Work] = Lanes(record.max_concurrency, record.session_concurrency)
         self._running: dict[Key, Work] = {}
-        self._fresh: Seen[Key, Known] = Seen(REPLIES_MAX, REPLIES_BYTES_MAX, REPLIES_S)
-        self._replies: Seen[Key, Known] = Seen(REPLIES_MAX, REPLIES_BYTES_MAX, REPLIES_S)
+        self._replies = Replies()
         self._unacknowledged: deque[tuple[Work, Item]] = deque()
-        self._watched: deque[Work] = deque()
-        self._overdue: list[tuple[float, int, Work]] = []
+        self._watch = Watch()
         self._last_completed = boot_time()
         self._events_dropped = 0
         self._events_dropped_told = -_TELL_EVERY_S
@@ -164,9 +155,7 @@ class Host:
         full = (key.tenant, key.principal, key.env, key.message_id)
         if full in self._running:
             return frames.Found.RUNNING
-        now = boot_time()
-        known = self._fresh.get(full, now) or self._replies.get(full, now)
-        return frames.Found.DONE if known else frames.Found.NO
+        return frames.Found.DONE if self._replies.known(full, boot_time()) else frames.Found.NO
 
     # ---- what comes in ----
 
@@ -182,7 +171,7 @@ class Host:
             self._join(work, envelope, now, lost_ms)
             return
         if not envelope.fresh:
-            known = self._fresh.get(key, now) or self._replies.get(key, now)
+            known = self._replies.known(key, now)
             if known is not None:
                 self._replay(envelope, known)
                 return
@@ -228,7 +217,7 @@ class Host:
                 self._event_dropped(work)
             return
         self._running[work.key] = work
-        self._watched.append(work)
+        self._watch.add(work)
         if self.owner._ticker is None:
             self.owner.tick_on()
         if self._lanes.admit(work) or (self.record.reentrant and self._within_own_call(work)):
@@ -360,20 +349,12 @@ class Host:
         try:
             if work.replies:
                 if keep:
-                    self._remember(work, core, now)
+                    self._replies.remember(work, core, now)
                 self.answer(work, core)
         finally:  # whatever goes wrong, the place is free again
             for following in self._lanes.release(work):
                 self._start(following)
             self._settled()
-
-    def _remember(self, work: Work, core: bytes, now: float) -> None:
-        table = self._fresh if work.envelope.fresh else self._replies
-        if not work.handler.streams:
-            table.put(work.key, ((core,), fingerprint_of(work.envelope)), len(core) + 256, now)
-            return
-        cores = (*work.items, core) if work.items is not None else ()
-        table.put(work.key, (cores, fingerprint_of(work.envelope)), work.items_bytes + 256, now)
 
     def answer(self, work: Work, core: bytes) -> None:
         """Send one answer, or one item, to everybody who waits."""
@@ -396,27 +377,14 @@ class Host:
 
     def tick(self, now: float) -> bool:
         """Tell of handlers that take long, end what is overdue. True while there is anything to look after."""
-        watched = self._watched
-        horizon = now - PROGRESS_AFTER_S
-        while watched and watched[0].received <= horizon:
-            work = watched.popleft()
-            if work.ended:
-                continue
-            heappush(self._overdue, (work.deadline + OVERDUE_S, id(work), work))
+        for work in self._watch.slow(now):
             if work.started:
                 self.tell_started(work)
             else:
                 work.tell = True
-        overdue = self._overdue
-        while overdue and overdue[0][0] <= now:
-            work = heappop(overdue)[2]
-            if work.ended or work.cancelled:
-                continue
-            if work.deadline + OVERDUE_S > now:  # somebody with more time has joined
-                heappush(overdue, (work.deadline + OVERDUE_S, id(work), work))
-            else:
-                self.stop(work, error_pb2.TIMEOUT, f"its time passed while it waited in {self.agent_id}")
-        return bool(watched or overdue)
+        for work in self._watch.overdue(now):
+            self.stop(work, error_pb2.TIMEOUT, f"its time passed while it waited in {self.agent_id}")
+        return self._watch.watching
 
     def tell_started(self, work: Work) -> None:
         """Say that a handler is at work."""
@@ -480,10 +448,3 @@ async def _within(wait: Any, limit_s: float) -> bool:
     except TimeoutError:
         return False
     return True
-
-
-def fingerprint_of(envelope: pb.Envelope) -> int:
-    """Tells other content under the same id apart, cheaply; the node compares exactly."""
-    payload = envelope.payload
-    body = payload.body
-    return zlib.crc32(body) << 32 | len(body) if body else 0

@@ -1,0 +1,47 @@
+"""The answers an agent has given, so that a repeated message gets its old answer instead of a second run.
+
+Fresh ids, the normal traffic, have a table of their own: at full speed they do not wash out the ids that applications
+chose, which are the ones that come again. No I/O, no clock.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+from agent_sdk.work import Key, Work
+from agentreach.policy.seen import Seen
+from agentreach.v1 import envelope_pb2 as pb
+
+ENTRIES_MAX, BYTES_MAX, AGE_S = 50_000, 32 << 20, 600.0  # twice: for fresh ids and for all others
+_ENTRY_BYTES = 256  # what an entry costs besides its answer
+
+Known = tuple[tuple[bytes, ...], int]
+"""The answers to a finished message (none: its items were too many to keep), and the fingerprint of its content."""
+
+
+class Replies:
+    """What was answered in the last ten minutes, as far as the bounds allow."""
+
+    def __init__(self) -> None:
+        self._fresh: Seen[Key, Known] = Seen(ENTRIES_MAX, BYTES_MAX, AGE_S)
+        self._others: Seen[Key, Known] = Seen(ENTRIES_MAX, BYTES_MAX, AGE_S)
+
+    def known(self, key: Key, now: float) -> Known | None:
+        """The answers to a message, None if it is not known."""
+        return self._fresh.get(key, now) or self._others.get(key, now)
+
+    def remember(self, work: Work, core: bytes, now: float) -> None:
+        """Keep a final answer, and the items that came before it."""
+        table = self._fresh if work.envelope.fresh else self._others
+        fingerprint = fingerprint_of(work.envelope)
+        if not work.handler.streams:
+            table.put(work.key, ((core,), fingerprint), len(core) + _ENTRY_BYTES, now)
+            return
+        cores = (*work.items, core) if work.items is not None else ()
+        table.put(work.key, (cores, fingerprint), work.items_bytes + _ENTRY_BYTES, now)
+
+
+def fingerprint_of(envelope: pb.Envelope) -> int:
+    """Tells other content under the same id apart, cheaply; the node compares exactly."""
+    body = envelope.payload.body
+    return zlib.crc32(body) << 32 | len(body) if body else 0
