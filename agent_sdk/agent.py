@@ -20,11 +20,13 @@ from typing import Any, TypeVar
 
 from agent_sdk import connection
 from agent_sdk.client import Mesh
+from agent_sdk.draining import drain
 from agent_sdk.handlers import Handler
-from agent_sdk.host import POOL_THREADS, Host
+from agent_sdk.host import Host
 from agent_sdk.identity import incarnation, instance
 from agent_sdk.link import MeshLink
 from agent_sdk.settings import Access, Tls, access
+from agent_sdk.standing import POOL_THREADS
 from agentreach.aio.transport import Transport
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1.registry_pb2 import AgentRecord
@@ -102,6 +104,8 @@ class Agent:
         self._host: Host | None = None
         self._lease: connection.Lease | None = None
         self._shares_lease = False
+        self.stuck = False
+        """True after a drain that a `def` handler has outlived: its thread would keep the process from exiting."""
         self._mesh = Mesh(self._link, env, self.agent_id)
 
     # ---- handlers ----
@@ -217,13 +221,14 @@ class Agent:
         host = self._host
         if host is not None:
             if not host.gone.is_set():
-                await host.drain(self._drain_timeout_s)
+                await drain(host, self._drain_timeout_s)
             await self._leave()
 
     async def _leave(self) -> None:
         host, lease = self._host, self._lease
         self._host = self._lease = None
         if host is not None:
+            self.stuck = host.pool is not None and host.busy
             host.close()
             if lease is not None:
                 lease.link.detach(host, "left")

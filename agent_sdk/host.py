@@ -11,8 +11,9 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from agent_sdk import standing
 from agent_sdk.errors import from_proto
 from agent_sdk.handlers import Handler
 from agent_sdk.lanes import Lanes
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("agent_sdk")
 
-POOL_THREADS = 32  # for `def` handlers of an agent without a max_concurrency
 QUEUED_MAX = (
     1000  # messages that wait in the agent; the node reserves slots, so these are a session's lane or leftovers
 )
@@ -79,23 +79,7 @@ class Host:
 
     def attach(self) -> frames.Attach:
         """How the agent is registered, with all that it still holds."""
-        attach = frames.Attach(record=self.record)
-        if self.draining:
-            attach.record.status = registry_pb2.DRAINING
-        for key, work in self._running.items():
-            if work.replies:
-                self._hold(attach, key, work.envelope.session_id, frames.Holding.RUNNING)
-                if work.envelope.session_id and work.envelope.epoch:
-                    attach.sessions.add(session_id=work.envelope.session_id, epoch=work.envelope.epoch)
-        for work, item in self._unacknowledged:
-            if not item.accepted:
-                self._hold(attach, work.key, work.envelope.session_id, frames.Holding.REPLIED)
-        return attach
-
-    def _hold(self, attach: frames.Attach, key: Key, session_id: str, state: frames.Holding.State.ValueType) -> None:
-        tenant, principal, env, message_id = key
-        full = frames.MessageKey(tenant=tenant, principal=principal, env=env, message_id=message_id)
-        attach.holding.add(key=full, session_id=session_id, state=state)
+        return standing.attach(self.record, self.draining, self._running, self._unacknowledged)
 
     def attached(self, attached: frames.Attached) -> None:
         """The node's answer to an attach."""
@@ -119,18 +103,8 @@ class Host:
 
     def load(self, now: float) -> registry_pb2.AgentLoad:
         """What a heartbeat says of this agent."""
-        active = self._lanes.active
-        limit = self.record.max_concurrency or POOL_THREADS
-        leftovers = sum(1 for work in self._running.values() if work.cancelled and work.admitted)
-        return registry_pb2.AgentLoad(
-            agent_id=self.agent_id,
-            status=registry_pb2.DRAINING if self.draining else registry_pb2.HEALTHY,
-            load=min(active / limit, 1.0),
-            in_flight=len(self._running),
-            leftovers=leftovers,
-            since_last_completed_ms=max(int((now - self._last_completed) * 1000), 0),
-            self_check=True,
-        )
+        idle_s = now - self._last_completed
+        return standing.load(self.record, self.draining, self._running, self._lanes.active, idle_s)
 
     def probe(self, probe: frames.Probe) -> None:
         """Answer by the loop, or by a spare thread of the pool, that runs the handlers."""
@@ -400,32 +374,11 @@ class Host:
 
     # ---- leaving ----
 
-    async def drain(self, timeout_s: float) -> None:
-        """Take no new work, finish what is under way (after `timeout_s` it is cancelled), and leave the mesh."""
-        if not self.draining:
-            self.draining = True
-            owner = self.owner
-            if owner.up:
-                change = frames.StatusChange(agent_id=self.agent_id, status=registry_pb2.DRAINING)
-                await _within(owner.flushed(owner.signal(frames.Signal(status_change=change))), 5.0)
-        await self._finish_all(timeout_s)
-        number = self.owner.detach(self, "drained")
-        if number:
-            await _within(self.owner.flushed(number), 5.0)
-        self.gone.set()
-        self.close()
-
-    async def _finish_all(self, timeout_s: float) -> None:
-        for limit_s, last in ((timeout_s, False), (_CANCEL_GRACE_S, True)):
-            if not self._running:
-                return
+    async def idle(self) -> None:
+        """Wait until nothing is handled here."""
+        if self._running:
             self._idle.clear()
-            if await _within(self._idle.wait(), limit_s):
-                return
-            if not last:
-                log.warning("%s: %d handlers did not finish in time; cancelling", self.agent_id, len(self._running))
-                for work in list(self._running.values()):
-                    self.stop(work, error_pb2.AGENT_LOST, f"{self.agent_id} is shutting down")
+            await self._idle.wait()
 
     def close(self) -> None:
         """Give the threads back. A `def` handler that still runs keeps its thread until it ends."""
@@ -436,15 +389,3 @@ class Host:
     def works(self) -> list[Work]:
         """What runs now."""
         return list(self._running.values())
-
-
-_CANCEL_GRACE_S = 5.0
-
-
-async def _within(wait: Any, limit_s: float) -> bool:
-    try:
-        async with asyncio.timeout(limit_s):
-            await wait
-    except TimeoutError:
-        return False
-    return True

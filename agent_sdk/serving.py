@@ -112,6 +112,10 @@ def run(*agents: Agent) -> None:
     except ReachError as refused:
         print(f"cannot serve: {refused.code.value}: {refused}", file=sys.stderr)  # noqa: T201
         raise SystemExit(EXIT_REFUSED) from None
+    if any(agent.stuck for agent in agents):
+        log.warning("a `def` handler does not end; exiting without it")
+        logging.shutdown()
+        os._exit(0)  # Python would wait for the handler's thread
 
 
 async def _main(agents: tuple[Agent, ...]) -> None:
