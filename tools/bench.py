@@ -196,7 +196,9 @@ def print_result(
 ) -> list[report.Bound]:  # fmt: skip
     """Write the tables; returns the bounds."""
     titles = {system.name: system.title for system in found}
-    print(f"\n{plan.rounds} rounds, {plan.seconds:g} s each, event loop of all Python processes: {given.loop}\n")
+    print(
+        f"\nrounds: {plan.rounds}, {plan.seconds:g} s a measurement, event loop of all Python processes: {given.loop}\n"
+    )
     if rows and titles:
         print(report.figures(rows, titles, measured) + "\n")
         if "against" in titles and "reach" in titles:
@@ -224,12 +226,9 @@ def print_result(
 def notes_on(measured: Measured, plan: Scale, given: argparse.Namespace) -> list[str]:
     """What a reader of the figures must know."""
     notes = []
-    others = report.foreign(measured)
-    if others is not None:
-        text = f"other processes used {others.median:.0%} of the machine (most: {others.high:.0%})"
-        if others.high > report.FOREIGN_MAX:
-            text = f"WARNING: {text}: the figures are disturbed; trust ratios and CPU seconds more"
-        notes.append(text)
+    shares = report.foreign(measured)
+    if shares:
+        notes.append(report.foreign_note(shares))
     if processes.psutil is None:
         notes.append("CPU seconds and memory are left out: psutil is not installed (dependency group bench)")
     if given.quick:

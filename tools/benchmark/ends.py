@@ -114,7 +114,7 @@ async def direct_responder(url: str, count: int, stack: AsyncExitStack) -> list[
     addresses = []
     for _ in range(count):
         server = grpc.aio.server(options=_OPTIONS)
-        methods = {
+        methods: dict[str, Any] = {
             "Call": grpc.unary_unary_rpc_method_handler(echo),
             "Items": grpc.unary_stream_rpc_method_handler(repeat),
         }
@@ -129,7 +129,7 @@ async def direct_requester(url: str, crowd: Sequence[str], stack: AsyncExitStack
     """A channel to each server; the crowd is asked in turn."""
     import grpc.aio
 
-    channels = []
+    channels: list[Any] = []
     for address in (url, *crowd):
         channels.append(await stack.enter_async_context(grpc.aio.insecure_channel(address, options=_OPTIONS)))
     unary, *others = [channel.unary_unary("/bench.Echo/Call") for channel in channels]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import json
 import os
 import socket
@@ -15,11 +16,10 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import IO, Any
 
-psutil: ModuleType | None
-try:
-    import psutil
-except ImportError:  # the group `bench` is not installed: no CPU and memory figures
-    psutil = None
+psutil: ModuleType | None = None
+"""None when the group `bench` is not installed: then there are no CPU and memory figures."""
+with contextlib.suppress(ImportError):
+    psutil = importlib.import_module("psutil")
 
 TOOLS = Path(__file__).resolve().parent.parent
 HOST = "127.0.0.1"

@@ -82,11 +82,22 @@ def cpu(rounds: Rounds) -> dict[str, float]:
     return {part: median(one[part] for one in known) for part in (known[0] if known else ())}
 
 
-def foreign(measured: Mapping[str, Mapping[str, Rounds]]) -> Spread | None:
-    """Share of the machine that other processes used while we measured."""
-    shares = [one["foreign_cpu"] for by in measured.values() for rounds in by.values() for one in rounds
-              if "foreign_cpu" in one]  # fmt: skip
-    return Spread.of(shares)
+def foreign(measured: Mapping[str, Mapping[str, Rounds]]) -> list[float]:
+    """Share of the machine that other processes used, of each measurement."""
+    every = [one for by in measured.values() for rounds in by.values() for one in rounds]
+    return [one["foreign_cpu"] for one in every if "foreign_cpu" in one]
+
+
+def foreign_note(shares: Sequence[float]) -> str:
+    """What to say of other processes' work; a warning where it disturbed a measurement."""
+    text = f"other processes used {median(shares):.0%} of the machine (median; most {max(shares):.0%})"
+    disturbed = sum(1 for share in shares if share > FOREIGN_MAX)
+    if not disturbed:
+        return text
+    return (
+        f"WARNING: {text}; {disturbed} of {len(shares)} measurements had more than {FOREIGN_MAX:.0%}: "
+        "their figures are disturbed, trust ratios and CPU seconds more"
+    )
 
 
 def row_bound(row: Row, system: Rounds, base: Rounds) -> Bound | None:

@@ -107,7 +107,7 @@ async def start(system: System, loop: str, crowd: bool, children: Children) -> R
 
 async def measure(running: Running, row: Row, scale: Scale, everybody: Collection[int]) -> dict[str, Any]:
     """One measurement, after a short warm-up, with the CPU seconds that it cost. Raises `Failed`."""
-    command = {
+    command: dict[str, Any] = {
         "kind": row.kind, "payload_bytes": row.payload_bytes, "in_flight": row.in_flight, "crowd": row.crowd,
         "seconds": scale.seconds, "limit": sys.maxsize,
     }  # fmt: skip

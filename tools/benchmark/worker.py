@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack
 from typing import Any, TextIO
 
 from . import ends, load
+from .rows import ITEMS
 
 
 def main() -> None:
@@ -88,7 +89,7 @@ async def measured(asking: ends.Asking, command: dict[str, Any]) -> dict[str, An
     """One measurement of the requester."""
     if command["kind"] == "stream":
         return await load.streams(
-            asking.stream, command["payload_bytes"], command["in_flight"], ends.ITEMS, command["seconds"]
+            asking.stream, command["payload_bytes"], command["in_flight"], ITEMS, command["seconds"]
         )
     return await load.requests(
         asking.call_crowd if command["crowd"] else asking.call,

@@ -56,6 +56,13 @@ def test_memory_and_decision_are_held_against_fixed_bounds() -> None:
     assert (good.holds, bad.holds) == (True, False)
 
 
+def test_work_of_other_processes_is_told_and_warned_of_above_a_tenth_of_the_machine() -> None:
+    assert report.foreign_note([0.02, 0.10]) == "other processes used 6% of the machine (median; most 10%)"
+    warning = report.foreign_note([0.02, 0.03, 0.40])
+    assert warning.startswith("WARNING: other processes used 3%")
+    assert "1 of 3 measurements" in warning
+
+
 def test_all_lines_of_a_table_are_equally_wide() -> None:
     lines = report.table(["a", "figure"], [["a long title", "1"], ["b", "1,000,000"]]).splitlines()
     assert len({len(line) for line in lines}) == 1
