@@ -8,13 +8,14 @@ import tomllib
 
 import pytest
 
-from tests.tidy.sources import ROOT
+from tests.tidy.sources import ROOT, sources
 
 TARGETS = ("setup", "run", "test", "check", "bench", "soak", "proto", "fmt")
 PAGES = (
     "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "docs/tutorial.md",
     "docs/howto/operate.md", "docs/howto/write-an-agent.md", "docs/reference/settings.md", "docs/reference/limits.md",
-    "docs/reference/metrics.md", "docs/reference/errors.md", "docs/reference/cli.md",
+    "docs/reference/metrics.md", "docs/reference/errors.md", "docs/reference/cli.md", "docs/design/behaviour.md",
+    "docs/design/contract.md", "docs/design/house.md", "docs/design/cluster.md",
 )  # fmt: skip
 WITHOUT_A_WORD = frozenset({"pytest", "ruff", "mypy", "import-linter"})
 """Tools that everybody knows, and the types-… packages beside what they are the types of."""
@@ -64,7 +65,7 @@ def test_make_has_the_target_with_a_word_of_help(target: str) -> None:
 
 def test_ci_runs_what_people_run() -> None:
     lines = (ROOT / ".ci/run").read_text().splitlines()
-    assert [line for line in lines if line.startswith("make ")] == ["make test", "make check"]
+    assert {line for line in lines if line.startswith("make ")} == {"make test", "make check"}
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -95,6 +96,24 @@ def test_files_that_pages_name_exist() -> None:
         named = re.findall(r"`((?:reach|agent_sdk|proto|tools|tests|docs)/[\w./-]+?)/?`", page.read_text())
         gone += [f"{page.relative_to(ROOT)} names {path}" for path in named if not (ROOT / path).exists()]
     assert gone == []
+
+
+def test_pages_that_the_code_refers_to_exist() -> None:
+    """`behaviour.md §4` in a docstring sends the reader somewhere."""
+    there = {path.name for path in [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]}
+    gone = set()
+    for source in sources("reach", "agent_sdk", "proto/agentreach", "tools"):
+        named = re.findall(r"\b([a-z0-9][a-z0-9-]+\.md)\b", source.text)
+        gone |= {f"{source.path} names {page}" for page in named if page not in there}
+    assert gone == set()
+
+
+def test_sections_that_the_code_refers_to_exist() -> None:
+    page = (ROOT / "docs/design/behaviour.md").read_text()
+    sections = set(re.findall(r"^## (\d+) ", page, re.MULTILINE))
+    for source in sources("reach", "agent_sdk", "proto/agentreach", "tools"):
+        for number in re.findall(r"behaviour\.md §(\d+)", source.text):
+            assert number in sections, source.path
 
 
 def test_decisions_are_numbered_without_a_gap() -> None:
