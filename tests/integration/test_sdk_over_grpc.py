@@ -199,14 +199,14 @@ from agent_sdk.sync import connect
 
 def ask(mesh):
     try:
-        mesh.request(1, capabilities=["nobody"], timeout=5)
+        mesh.request(1, capabilities=["nobody"], timeout=20)
     except NoRoute:
         return 0
     except RuntimeError as error:
         return 7 if "fork" in str(error) else 1
     return 1
 
-with connect(sys.argv[1]) as mesh:
+with connect(sys.argv[1], timeout=20) as mesh:
     assert ask(mesh) == 0
     child = os.fork()
     if child == 0:
@@ -218,4 +218,6 @@ with connect(sys.argv[1]) as mesh:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_child_is_told_at_once_and_the_parent_still_works(url: str) -> None:
-    assert subprocess.run([sys.executable, "-c", FORKING, url], timeout=20, check=False).returncode == 0
+    forking = [sys.executable, "-c", FORKING, url]
+    found = subprocess.run(forking, timeout=60, check=False, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
