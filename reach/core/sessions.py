@@ -31,6 +31,7 @@ LaneKey = tuple[str, str, str, str]
 """(tenant, env, agent_type, session_id)."""
 
 REFRESH_S = 60.0  # a used pin is written again at most so often
+AWAITED_LOOK_S = 0.25  # an owner that is to come back after a restart of the node is looked for so often
 PIN_RETRY_AFTER_MS = 1000
 
 
@@ -123,7 +124,7 @@ def _watch(state: State, lane: Lane) -> None:
     """Set the lane's one timer: the awaited owner's time, else the end of the session's time to live."""
     when = max(lane.used_at + state.rules.session_ttl_s, state.now)
     if lane.awaited_until > state.now:
-        when = min(when, lane.awaited_until)
+        when = min(when, lane.awaited_until, state.now + AWAITED_LOOK_S)
     elif lane.waiting or lane.running or lane.pinning:
         when = max(when, state.now + REFRESH_S)
     if lane.timer is not None:
@@ -210,14 +211,21 @@ def advance(state: State, lane: Lane) -> None:
     while lane.waiting:
         owner = lane.owner
         if owner is None:
-            if lane.pinning or lane.awaited_until > state.now:
+            if lane.pinning:
                 return
+            if lane.awaited_until:
+                if _awaited_is_back(state, lane):
+                    continue
+                if lane.awaited_until > state.now:
+                    return
             _ask_for_owner(state, lane)
             continue
         agent = owner.agent
         if len(lane.running) >= agent.session_concurrency or not _able(owner):
             return
         if agent.saturated or not agent.has_slot:
+            if lane.waiting[0].ancestors and not agent.saturated and _waits_for_itself(state, lane, owner):
+                continue
             if not lane.in_turn:
                 lane.in_turn = True
                 owner.lanes_waiting.append(lane)
@@ -225,6 +233,29 @@ def advance(state: State, lane: Lane) -> None:
         request = lane.waiting.popleft()
         _start(state, lane, request, Envelope.FromString(request.data))
     _forget_if_unknown(state, lane)
+
+
+def _waits_for_itself(state: State, lane: Lane, owner: Attachment) -> bool:
+    """The head needs a slot, and its own call tree holds them all: it fails, or uses the tree's slot again.
+
+    (When it entered, its session had no owner yet, or its lane was taken.)
+    """
+    request = lane.waiting[0]
+    holders = [held.message_id for held in owner.attempts.values()]
+    queue = {lane, *owner.lanes_waiting}
+    if not loops.would_deadlock(request.ancestors, holders, [held.ancestors for one in queue for held in one.waiting]):
+        return False
+    lane.waiting.popleft()
+    if owner.agent.reentrant:
+        request.reentrant = True
+        _start(state, lane, request, Envelope.FromString(request.data))
+        return True
+    assert request.parent is not None
+    request.lane = None
+    state.stats.loops["would_deadlock"] += 1
+    agent_id = owner.agent.agent_id
+    settle.fail(state, request, loops.deadlock(request.parent.path, agent_id, f"every slot of {agent_id}"))
+    return True
 
 
 def _start(state: State, lane: Lane, request: Request, envelope: Envelope) -> None:
@@ -250,7 +281,7 @@ def _start(state: State, lane: Lane, request: Request, envelope: Envelope) -> No
     request.routed = f"session pin, epoch {lane.epoch}"
     lane.event = 0
     request.epoch = lane.epoch
-    if not request.reentrant:
+    if request.lane is lane:
         lane.running.add(request)
     _keep_pin(state, lane)
     route.hand_over(state, request, envelope, owner, request.parent)
@@ -317,6 +348,16 @@ def pinned_elsewhere(state: State, lane: Lane, agent_id: str, incarnation: bytes
         lane.awaited_until = state.now + state.rules.resume_window_s
         _watch(state, lane)
     state.lanes_ready.append(lane)
+
+
+def _awaited_is_back(state: State, lane: Lane) -> bool:
+    """True if the process that the pin names has attached meanwhile: then the lane is its again."""
+    tenant, env, _, _ = lane.key
+    attachment = route.incarnation(state, (tenant, "", env, ""), *lane.owner_id)
+    if attachment is None:
+        return False
+    own(state, lane, attachment, lane.epoch)
+    return True
 
 
 def not_pinned(state: State, lane: Lane, why: str) -> None:
@@ -387,7 +428,7 @@ def on_timer(state: State, lane: Lane) -> None:
     if state.lanes.get(lane.key) is not lane:
         return
     lane.timer = None
-    if lane.awaited_until and lane.awaited_until <= state.now:
+    if lane.awaited_until:
         advance(state, lane)
         if state.lanes.get(lane.key) is not lane:
             return

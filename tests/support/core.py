@@ -144,6 +144,7 @@ class Process:
         """Send an EVENT; its counts come as a reply."""
         if topic:
             fields["topic"] = topic
+        fields.setdefault("timeout_ms", 0)
         envelope = self.core.envelope("event", **fields)
         envelope.type = pb.EVENT
         self.send(envelope)
