@@ -64,6 +64,8 @@ class Process:
         self.events: list[Envelope] = []
         self.replies: list[Envelope] = []
         self.signals: list[Signal] = []
+        self.sent: dict[str, Item] = {}
+        """By message_id: its own requests and events that have no final reply yet."""
         self.beat_at = core.state.now + BEAT_S
 
     # ---- its link ----
@@ -104,9 +106,8 @@ class Process:
         self.core.pump()
 
     def restart_numbering(self) -> None:
-        """Make the next hello not fit: as if this end had lost count."""
-        self.link = Link()
-        self.link.last_accepted = 10**6
+        """Make the next hello not fit: as if this end had lost count of what it accepted."""
+        self.link.last_accepted += 10**6
 
     def forget(self) -> None:
         """Begin a new link: the token is lost."""
@@ -124,7 +125,10 @@ class Process:
 
     def send(self, envelope: Envelope, priority: int = 1) -> Item:
         """Queue an envelope."""
-        return self.link.put(envelope, self.core.state.now, priority)
+        item = self.link.put(envelope, self.core.state.now, priority)
+        if envelope.type in (pb.REQUEST, pb.EVENT):
+            self.sent[envelope.message_id] = item
+        return item
 
     # ---- as a caller ----
 
@@ -292,6 +296,9 @@ class Process:
         else:
             assert kind == pb.RESPONSE, kind
             self.replies.append(envelope)
+            item = self.sent.pop(envelope.correlation_id, None) if not envelope.more else None
+            if item is not None:
+                self.link.withdraw(item)  # answered: a link that begins anew does not send it again
 
     def got_signals(self, kind: str) -> list[Signal]:
         """The signals of a kind that it was sent."""
