@@ -9,6 +9,9 @@ def main() -> None:
     # this when it is first imported; it holds for the processes that a command starts, too.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
-    from reach.cli.root import run
+    try:
+        from reach.cli.root import run
 
-    run()
+        run()
+    except KeyboardInterrupt:  # while still importing; later the commands themselves see to it
+        raise SystemExit(130) from None

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from agent_sdk import Agent, Mesh, NoAgentAvailable, RegistryUnavailable, connect
+from agent_sdk import Agent, Mesh, NoAgentAvailable, NoRoute, RegistryUnavailable, connect
 from agentreach.aio.clock import boot_time
 from agentreach.v1.peer_pb2 import Pin
 from agentreach.v1.registry_pb2 import AgentRecord
@@ -135,7 +135,7 @@ async def usable(mesh: Mesh, agent_type: str) -> None:
     async def answers() -> bool:
         try:
             await mesh.request("x", agent_type=agent_type, timeout=2)
-        except NoAgentAvailable:
+        except (NoAgentAvailable, NoRoute):
             return False
         return True
 
@@ -463,6 +463,39 @@ class TestSessions:
                 reply = await mesh.request("x", agent_type="chat", session=name, timeout=5)
                 assert (reply.source, reply.session_event) == (owner, None)
             assert {epoch_of(pin) for pin in (await store.list("pins/")).items} == {epoch_of(pin) for pin in pins}
+
+    async def test_a_sessions_message_waits_for_an_owner_that_comes_back_later_than_others_after_a_crash(
+        self, etcd: EtcdCluster, store: EtcdStore
+    ) -> None:
+        async with (
+            start_node(**on(etcd, store, resume_window_s=8)) as node,
+            connect(node.grpc) as mesh,
+            echo(node.grpc, "chat/prompt"),
+        ):
+            with agent_process(node.grpc, "--type", "chat/late") as late:
+
+                async def owned_by_late() -> bool:
+                    reply = await mesh.request("x", agent_type="chat", session=names[-1], timeout=2)
+                    names.append(f"s{len(names)}")
+                    return reply.source == "chat/late"
+
+                names = ["s0"]
+                await eventually(owned_by_late, 10, "the late agent owns a session")
+                late.send_signal(signal.SIGSTOP)
+                await node.end(signal.SIGKILL)
+                await node.restart()
+                await usable(mesh, "chat")
+                message = asyncio.create_task(
+                    mesh.request("x", agent_type="chat", session=names[-2], timeout=8), name="message"
+                )
+
+                async def waits() -> bool:
+                    return message.done() or await node.metric("reach_queue_depth") == 1
+
+                await eventually(waits, 5, "the message waits in its lane")
+                late.send_signal(signal.SIGCONT)
+                reply = await message
+                assert (reply.source, reply.session_event) == ("chat/late", None)
 
     async def test_a_session_whose_owner_is_dead_gets_another_under_a_greater_epoch_and_is_told(
         self, etcd: EtcdCluster, store: EtcdStore
