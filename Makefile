@@ -12,6 +12,8 @@ help:            ## this list
 setup: $(STAMP)  ## make .venv with everything in it
 
 $(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || test -x $(BIN)/python || \
+		{ echo "Python 3.11 or newer is needed: make PYTHON=python3.11 …"; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	@echo "installing Agent-Reach and its tools into $(VENV) (half a minute) …"

@@ -16,7 +16,9 @@ Ports of the pages (7070, 7071) are replaced by free ones.
 from __future__ import annotations
 
 import os
+import platform
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -37,6 +39,8 @@ ELSEWHERE = {
     "docs": "`make docs` and its like change the tree; tests/tidy runs what they call",
     "etcd": "needs an etcd at 2379; tests/integration runs a node on a real one",
 }
+GRPCURL_IS_INSTALLED = (sys.platform, platform.machine()) == ("linux", "x86_64")
+"""Elsewhere there is no wheel of it; blocks with grpcurl are then run only if one is on the PATH."""
 READY = re.compile(r'serving |"event": "ready"|\bready\b|Ctrl-C ends it')
 """What an agent, a node, or the demo says when it can be used."""
 
@@ -119,6 +123,8 @@ class Play:
         return text.replace("127.0.0.1:7070", self.grpc).replace("127.0.0.1:7071", self.http)
 
     def _shell(self, block: Block) -> None:
+        if "grpcurl" in block.text and not GRPCURL_IS_INSTALLED and shutil.which("grpcurl") is None:
+            return
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", self._here(block.text)],
             cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=LIMIT_S,

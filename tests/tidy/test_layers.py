@@ -48,6 +48,31 @@ def _is_port(source: Source) -> bool:
     return source.path in ("reach/core/ports.py", "reach/core/store.py")
 
 
+SHARED_ADAPTERS = frozenset({"binding", "memory_keyspace"})
+"""What both servers do to take an address; the inner half of the memory store."""
+
+
+def adapters_met(source: Source) -> list[str]:
+    """Other adapters that an adapter imports."""
+    own = source.module.split(".")[2:3]
+    found = []
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("reach.adapters"):
+            parts = (node.module or "").split(".")[2:3] or [each.name for each in node.names]
+            found += [f"{source.path}: {name}" for name in parts if [name] != own and name not in SHARED_ADAPTERS]
+    return found
+
+
+def test_adapters_do_not_import_one_another() -> None:
+    assert [fault for source in sources("reach/adapters") for fault in adapters_met(source)] == []
+
+
+def test_an_adapter_that_imports_another_is_found() -> None:
+    for text in ("from reach.adapters.metrics import render", "from reach.adapters import metrics"):
+        assert adapters_met(Source("reach/adapters/http_server.py", text))
+    assert not adapters_met(Source("reach/adapters/etcd/store.py", "from reach.adapters.etcd.watch import Watch"))
+
+
 def test_the_import_linter_finds_every_layer_kept() -> None:
     done = lint_imports(ROOT / "pyproject.toml")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
