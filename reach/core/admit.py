@@ -221,6 +221,7 @@ def _join(state: State, port: Port, envelope: Envelope, twin: Request, left_s: f
         state.stats.duplicates["joined"] += 1
         twin.waiters.append(Waiter(port, envelope.message_id, deadline))
         settle.remember_waiter(port, twin)
+    twin.deadline = max(twin.deadline, deadline)
     settle.reschedule(state, twin)
 
 

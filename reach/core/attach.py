@@ -239,7 +239,7 @@ def remove(state: State, peer: Peer, why: str, *, said_goodbye: bool = False) ->
         peer.timer = None
     for attachment in list(peer.attachments.values()):
         dismiss(state, attachment, why, said_goodbye=said_goodbye)
-    settle.port_gone(state, peer, list(peer.requests.values()))
+    settle.port_gone(state, peer, list(peer.requests.values()), said_goodbye=said_goodbye)
     events.drop_subscriptions(state, peer)
     for item in peer.link.outstanding():
         owner, item.owner = item.owner, None

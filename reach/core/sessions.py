@@ -262,6 +262,9 @@ def _start(state: State, lane: Lane, request: Request, envelope: Envelope) -> No
     """Hand the head of the lane to the owner, unless the caller would rather know that the state is gone."""
     owner = lane.owner
     assert owner is not None
+    if request.deadline <= state.now:  # its timer is a tick late, or this node's loop stood still
+        settle.fail(state, request, settle.timed_out(request))
+        return
     event = lane.event
     if request.epoch and request.epoch != lane.epoch:  # it knew another owner: never STARTED
         event = int(pb.LOST)

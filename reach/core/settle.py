@@ -399,14 +399,15 @@ def on_timer(state: State, request: Request) -> None:
         item, attachment = request.item, request.attachment
         if item is not None and attachment is not None and item.seq and not item.accepted and attachment.peer.connected:
             health.unacknowledged(state, attachment, item)
-        give_up(state, request, _timeout(request))
+        give_up(state, request, timed_out(request))
         return
     for waiter in late:
-        withdraw_waiter(state, request, waiter, _timeout(request))
+        withdraw_waiter(state, request, waiter, timed_out(request))
     reschedule(state, request)
 
 
-def _timeout(request: Request) -> Error:
+def timed_out(request: Request) -> Error:
+    """The deadline passed: where the request was by then, and whether it may have run."""
     item, agent = request.item, request.agent
     if request.stage is Stage.QUEUED:
         where, ran = "was queued in its session's lane; it was never started", False
@@ -499,10 +500,30 @@ def cancel(state: State, port: Port, key: MessageKey) -> None:
         fail(state, request, error)
 
 
-def port_gone(state: State, port: Port, requests: list[Request]) -> None:
-    """Nobody reads this port any more: every wait of its caller ends."""
+def port_gone(state: State, port: Port, requests: list[Request], *, said_goodbye: bool) -> None:
+    """Nobody reads this port any more: every wait of its caller ends.
+
+    A caller that did not say goodbye may come back and send its messages again. What an agent has got of them is not
+    run a second time: the outcome is kept, and if the agent answers after all, that answer.
+    """
     for request in requests:
-        cancel(state, port, request.key)
+        item = request.item
+        sent = request.stage is Stage.DELIVERED and item is not None and item.seq > 0
+        if said_goodbye or not sent or len(request.waiters) > 1:
+            cancel(state, port, request.key)
+            continue
+        agent_id = request.agent.agent_id if request.agent is not None else ""
+        give_up(
+            state,
+            request,
+            failure(
+                codes.AGENT_LOST,
+                f"its caller's link did not come back; {agent_id} was told to end it and may have executed",
+                retryable=request.idempotent,
+                agent_id=agent_id,
+            ),
+        )
+        request.lost_at = state.now
 
 
 # ---- lost links and agents ----

@@ -252,3 +252,17 @@ def test_a_late_answer_after_a_timeout_does_not_replace_the_timeout() -> None:
     core.pump()
     assert caller.replies[-1].error.code == codes.TIMEOUT
     core.assert_settled()
+
+
+def test_a_queued_message_whose_time_passed_in_a_stall_of_the_node_is_not_started() -> None:
+    core = CoreMesh()
+    agent, caller = core.agent(), core.caller()
+    first = caller.request(session_id="s", timeout_ms=60_000)
+    second = caller.request(session_id="s", timeout_ms=1000)
+    core.state.now += 3  # no timer has run
+    agent.answer(first)
+    assert not agent.has(second)
+    error = caller.error_of(second)
+    assert error.code == codes.TIMEOUT and not error.may_have_executed
+    core.advance(1)
+    core.assert_settled()

@@ -231,3 +231,39 @@ def test_ids_made_by_the_node_are_not_kept() -> None:
     agent.answer(agent.requests[0])
     assert len(core.state.replay) == 0
     core.assert_settled()
+
+
+def test_a_caller_that_was_away_too_long_does_not_make_its_message_run_again() -> None:
+    core = CoreMesh()
+    agent, caller = core.agent(), core.caller()
+    agent.confirms_cancels = False
+    message, other = caller.request(timeout_ms=60_000), caller.request(timeout_ms=60_000)
+    caller.cut()
+    core.advance(11)
+    assert len(agent.cancels) == 2
+    agent.answer(message, "after all")
+    caller.forget()
+    caller.connect()
+    _again(core, caller, message)
+    _again(core, caller, other)
+    assert caller.text_of(message) == "after all"
+    error = caller.error_of(other)
+    assert error.code == codes.AGENT_LOST and error.may_have_executed
+    assert len(agent.requests) == 2
+    core.advance(6)
+    core.assert_settled()
+
+
+def test_a_joined_message_that_waits_in_its_lane_has_the_longest_of_its_deadlines() -> None:
+    core = CoreMesh()
+    agent, caller, other = core.agent(), core.caller(), core.caller("other")
+    first = caller.request(session_id="s", timeout_ms=60_000)
+    second = caller.request(session_id="s", timeout_ms=1000)
+    _again(core, other, second, session_id="s", timeout_ms=20_000)
+    core.advance(2)
+    assert caller.error_of(second).code == codes.TIMEOUT
+    agent.answer(first)
+    assert 17_000 <= agent.got(second).timeout_ms <= 18_000
+    agent.answer(second)
+    assert other.text_of(second) == "ok"
+    core.assert_settled()

@@ -7,6 +7,7 @@ node's books must agree with one another; after the walk everybody comes back, a
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -205,9 +206,7 @@ class Walk:
         return [*self.callers, *(handlers.process for handlers in self.agents)]
 
     def cut(self) -> None:
-        process = self.rng.choice(self.processes)
-        if process.connected:
-            process.cut()
+        self._cut(self.rng.choice(self.processes))
 
     def freeze(self) -> None:
         self.rng.choice(self.processes).frozen = True
@@ -233,14 +232,17 @@ class Walk:
                     self.send_again(process, message)
 
     def crash(self) -> None:
-        self._end(lambda process: process.cut() if process.connected else None)
+        self._end(self._cut)
 
     def leave(self) -> None:
-        self._end(lambda process: process.leave() if process.connected else None)
+        self._end(lambda process: process.leave() if process.connected and not process.frozen else self._cut(process))
 
-    def _end(self, how: object) -> None:
+    def _cut(self, process: Process) -> None:
+        if process.connected:
+            process.cut()
+
+    def _end(self, how: Callable[[Process], None]) -> None:
         handlers = self.rng.choice(self.agents)
-        assert callable(how)
         how(handlers.process)
         self.agents.remove(handlers)
         self.gone.append(handlers)
