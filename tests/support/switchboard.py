@@ -56,7 +56,7 @@ class EchoStream:
 
 
 class RuleSwitchboard:
-    """What a call does is told by its payload's text: echo, refuse, busy, verbose, crash, hang, cancel, or a number of items."""
+    """Does what the text of a payload says: echo, refuse, busy, verbose, crash, hang, cancel, or a number of items."""
 
     def __init__(self) -> None:
         self.streams: list[EchoStream] = []
