@@ -16,7 +16,7 @@ from agentreach.wire.checks import request_fault
 from agentreach.wire.content import content_digest
 from agentreach.wire.errors import failure
 from agentreach.wire.names import normalise_env
-from reach.core import route, settle
+from reach.core import outcomes, route, settle
 from reach.core.lineage import Forged, expired
 from reach.core.profiles import whole_timeout_ms
 from reach.core.replay import Conflict, Elsewhere, Stored, TooOld
@@ -75,7 +75,7 @@ def admit(
         if twin.stage is not Stage.SETTLED:
             _join(state, port, envelope, twin, left_s, source)
             return
-        settle.keep_unconfirmed(state, twin)
+        outcomes.keep_unconfirmed(state, twin)
         fresh = False
     if not fresh and _replayed(state, port, envelope, key, left_s, source):
         return

@@ -20,7 +20,7 @@ from agentreach.wire import limits
 from agentreach.wire.checks import record_fault
 from agentreach.wire.errors import failure
 from agentreach.wire.names import is_name, normalise_env
-from reach.core import events, health, sessions, settle
+from reach.core import events, health, outcomes, sessions, settle
 from reach.core.agents import STARTING, Agent
 from reach.core.effects import DeregisterAgent, EndStream, RegisterAgents
 from reach.core.peers import Peer
@@ -244,7 +244,7 @@ def remove(state: State, peer: Peer, why: str, *, said_goodbye: bool = False) ->
     for item in peer.link.outstanding():
         owner, item.owner = item.owner, None
         if isinstance(owner, Request):
-            settle.keep_unconfirmed(state, owner)
+            outcomes.keep_unconfirmed(state, owner)
         elif isinstance(owner, Publishing) and item.seq == 0:
             events.never_sent(state, owner, item)
     state.log("info", "link closed", link=peer.link_id, why=why)

@@ -16,7 +16,7 @@ from agentreach.v1.frame_pb2 import Frame, Signal
 from agentreach.wire.errors import clean
 from agentreach.wire.link import Item
 from agentreach.wire.names import normalise_env
-from reach.core import admit, attach, events, health, sessions, settle
+from reach.core import admit, attach, events, health, outcomes, sessions, settle
 from reach.core.peers import Peer
 from reach.core.requests import Attachment, Request, Stage
 from reach.core.sessions import Lane
@@ -133,7 +133,7 @@ def _confirmed(state: State, items: list[Item]) -> None:
         owner = item.owner
         item.owner = None
         if isinstance(owner, Request):
-            settle.confirmed(state, owner)
+            outcomes.confirmed(state, owner)
         elif isinstance(owner, Publishing):
             events.acknowledged(state, owner, item)
     items.clear()

@@ -15,9 +15,8 @@ from agentreach.v1.error_pb2 import Error
 from agentreach.v1.frame_pb2 import Signal, StreamCredit
 from agentreach.wire import limits
 from agentreach.wire.checks import payload_size
-from agentreach.wire.content import content_digest
 from agentreach.wire.errors import failure
-from reach.core import health, replay, sessions, writing
+from reach.core import health, outcomes, replay, sessions, writing
 from reach.core.peers import Peer
 from reach.core.requests import Attachment, MessageKey, Port, Request, Stage, Waiter
 from reach.core.trace import Journey, Traced, put_journey
@@ -148,9 +147,9 @@ def _late(state: State, request: Request, envelope: Envelope) -> None:
     if request.lost_at and not envelope.HasField("error") and not request.node_made_id:
         data = _as_given(state, request, envelope)
         if data is not None:
-            confirmed(state, request)  # the AGENT_LOST that it was answered with gives way to the truth
+            outcomes.confirmed(state, request)  # the AGENT_LOST that it was answered with gives way to the truth
             request.failed = False
-            _keep(state, request, data)
+            outcomes.keep(state, request, data)
     release(state, request)
 
 
@@ -233,7 +232,7 @@ def _answer(state: State, request: Request, reply: bytes, outcome: str, error: E
         request.reply = item
     else:
         del state.by_key[request.key]
-        _keep(state, request, reply)
+        outcomes.keep(state, request, reply)
     _close_books(state, request, outcome, error, now)
 
 
@@ -670,32 +669,3 @@ def forget_waiter(port: Port, request: Request) -> None:
     """The link waits for it no longer."""
     if isinstance(port, Peer):
         port.requests.pop(request.number, None)
-
-
-# ---- outcomes for those who ask again ----
-
-
-def _keep(state: State, request: Request, data: bytes) -> None:
-    """Keep an outcome for copies of its message. What is too large, or came in items, is in its agent's own table."""
-    agent, digest = request.agent, content_digest(Envelope.FromString(request.data))
-    streamed = request.items and not request.failed
-    if agent is not None and (streamed or len(data) > replay.OUTCOME_BYTES_MAX):
-        state.replay.store(request.key, digest, (agent.agent_id, agent.incarnation), False, state.now)
-    else:
-        state.replay.store(request.key, digest, data, False, state.now)
-
-
-def confirmed(state: State, request: Request) -> None:
-    """The caller's link has accepted the final reply of a fresh id: it will not be sent again."""
-    request.reply = None
-    if state.by_key.get(request.key) is request:
-        del state.by_key[request.key]
-
-
-def keep_unconfirmed(state: State, request: Request) -> None:
-    """A fresh id was sent again, or its link is gone: keep its outcome like that of any other message."""
-    reply, request.reply = request.reply, None
-    if state.by_key.get(request.key) is request:
-        del state.by_key[request.key]
-    if reply is not None and reply.data is not None:
-        _keep(state, request, reply.data)
