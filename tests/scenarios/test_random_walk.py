@@ -27,8 +27,10 @@ Key = tuple[str, str, str, str]
 class Handlers:
     """An agent process's own table, as an SDK keeps it: what runs, what it has answered, what it ran."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, order: list[Envelope]) -> None:
         self.process = process
+        self.order = order
+        """Every delivery that started a handler, of all processes."""
         self.running: dict[Key, list[Envelope]] = {}
         self.deadlines: dict[Key, float] = {}
         self.done: dict[Key, codes.Error | None] = {}
@@ -48,6 +50,7 @@ class Handlers:
             self.running[key] = [envelope]
             self.deadlines[key] = process.core.state.now + envelope.timeout_ms / 1000
             self.started[envelope.message_id] += 1
+            self.order.append(envelope)
 
     def finish(self, key: Key, error: codes.Error | None = None) -> None:
         """End a handler: all who wait are answered."""
@@ -75,7 +78,9 @@ class Walk:
         self.callers = [self.core.caller(f"caller{number}") for number in range(3)]
         self.agents: list[Handlers] = []
         self.gone: list[Handlers] = []
+        self.order: list[Envelope] = []
         self.sent: dict[str, Envelope] = {}
+        """In the order of sending."""
         self.sendings: Counter[str] = Counter()
         self.by: dict[str, set[int]] = defaultdict(set)
         self.cancelled: set[str] = set()
@@ -97,7 +102,7 @@ class Walk:
         ]
 
     def start(self, records: list[AgentRecord]) -> Handlers:
-        return Handlers(self.core.process("agents", *records))
+        return Handlers(self.core.process("agents", *records), self.order)
 
     # ---- what may happen ----
 
@@ -235,7 +240,14 @@ class Walk:
         self._end(self._cut)
 
     def leave(self) -> None:
-        self._end(lambda process: process.leave() if process.connected and not process.frozen else self._cut(process))
+        self._end(self._leave)
+
+    def _leave(self, process: Process) -> None:
+        self.cancelled.update(process.sent)  # who says goodbye wants no answer
+        if process.connected and not process.frozen:
+            process.leave()
+        else:
+            self._cut(process)
 
     def _cut(self, process: Process) -> None:
         if process.connected:
@@ -324,11 +336,25 @@ class Walk:
                 assert final, f"{message} never ended"
                 if self.sendings[message] == 1 and sender not in self.restarted:
                     assert len(final) == 1, f"{message} ended {len(final)} times"
+        self.check_order()
         ran: Counter[str] = Counter()
         for handlers in self.agents + self.gone:
             ran.update(handlers.started)
         for message, times in ran.items():
             assert times == 1 or message in self.cancelled, f"{message} ran {times} times"
+
+    def check_order(self) -> None:
+        """One caller's messages of a session started in the order in which it sent them."""
+        place = {message: number for number, message in enumerate(self.sent)}
+        last: dict[tuple[int, str, str], int] = {}
+        for envelope in self.order:
+            message = envelope.message_id
+            (sender, *others) = self.by[message]
+            ordinary = not others and self.sendings[message] == 1 and not self.sent[message].lineage
+            if envelope.session_id and ordinary and sender not in self.restarted:
+                lane = (sender, envelope.session_id, envelope.recipient.partition("/")[0])
+                assert last.get(lane, -1) < place[message], f"{message} overtook another of {lane}"
+                last[lane] = place[message]
 
 
 @pytest.mark.parametrize("seed", range(16))
