@@ -107,6 +107,14 @@ class NodeProcess:
             self._check_alive(give_up)
             await asyncio.sleep(POLL_S)
 
+    async def unready(self, limit_s: float = READY_S) -> None:
+        """Wait until GET /readyz answers something else than 200, or nobody answers any more."""
+        give_up = time.monotonic() + limit_s
+        while (await asyncio.to_thread(self.get, "/readyz"))[0] == 200:
+            if time.monotonic() > give_up:
+                raise RuntimeError(f"the node is still ready:\n{self.log[-3_000:]}")
+            await asyncio.sleep(POLL_S)
+
     async def restart(self) -> None:
         """Start it again after it has ended, and wait until it is ready."""
         self.start()
