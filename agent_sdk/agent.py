@@ -13,6 +13,8 @@ agent.run()
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
@@ -34,7 +36,10 @@ from agentreach.wire import names
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+log = logging.getLogger("agent_sdk")
+
 DRAIN_TIMEOUT_S = 55.0
+ROUTABLE_WITHIN_S = 10.0  # a probe's time and its second chance; ordinarily two round trips
 
 
 class Agent:
@@ -178,7 +183,9 @@ class Agent:
         await self.drain()
 
     async def start(self, wait_s: float | None = None, lease: connection.Lease | None = None) -> None:
-        """Attach to the mesh and return when registered. `wait_s` bounds the wait for a node (None: for ever).
+        """Attach to the mesh and return when the node routes to the agent.
+
+        `wait_s` bounds the wait for a node (None: for ever).
 
         Raises `ConnectFailed`, or what the node refused the agent with. `lease` is a link to share.
         """
@@ -196,7 +203,8 @@ class Agent:
                 key = (host.agent_id, names.normalise_env(host.env), topic)
                 link.topics.add(key, _taker(host, handler))
             await link.connected(wait_s)
-            await host.ready.wait()
+            await host.registered.wait()
+            await _routable(host)
             if host.failure is not None:
                 raise host.failure
         except BaseException:
@@ -264,6 +272,15 @@ def _name(what: str, text: str) -> str:
     if not names.is_name(text):
         raise ValueError(f"{what} {names.shown(text)} is not a name: {names.NAME_RULE}")
     return text
+
+
+async def _routable(host: Host) -> None:
+    """Wait until the node would route to a registered agent. Bounded: a call may then be told NO_AGENT_AVAILABLE."""
+    try:
+        async with asyncio.timeout(ROUTABLE_WITHIN_S):
+            await host.ready.wait()
+    except TimeoutError:
+        log.warning("%s is registered, but the node did not confirm that it is ready", host.agent_id)
 
 
 def _taker(host: Host, handler: Handler) -> Callable[[pb.Envelope], None]:

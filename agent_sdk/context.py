@@ -128,8 +128,11 @@ class Context(RequestFacts):
         return await self._mesh().publish(topic, data, **options)
 
     async def progress(self, percent: float | None = None, text: str = "") -> None:
-        """Say how far the work is: shown in traces, and a sign of life for streams that think for long."""
-        self._work.host.progress(self._work, False, percent, text)
+        """Say how far the work is: shown in traces, and a sign of life for streams that think for long.
+
+        Told at most ten times a second; if you say more, the last one counts.
+        """
+        self._work.host.progress(self._work, percent, text)
 
 
 class BlockingContext(RequestFacts):
@@ -155,9 +158,9 @@ class BlockingContext(RequestFacts):
         return self._wait(self._mesh().publish(topic, data, **options))
 
     def progress(self, percent: float | None = None, text: str = "") -> None:
-        """Say how far the work is."""
+        """Say how far the work is; see `Context.progress`."""
         host = self._work.host
-        host.owner.loop.call_soon_threadsafe(host.progress, self._work, False, percent, text)
+        host.owner.loop.call_soon_threadsafe(host.progress, self._work, percent, text)
 
     def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._work.host.owner.loop).result()

@@ -17,6 +17,7 @@ from agent_sdk import standing
 from agent_sdk.errors import from_proto
 from agent_sdk.handlers import Handler
 from agent_sdk.lanes import Lanes
+from agent_sdk.pace import Pace
 from agent_sdk.replies import Known, Replies, fingerprint_of
 from agent_sdk.responses import addressed, correlation_field, error_core, head, timing
 from agent_sdk.run import run
@@ -59,7 +60,10 @@ class Host:
         self.failure: BaseException | None = None
         self.gone = asyncio.Event()
         """Set when the agent is no longer registered and will not be: `failure` says why, if it was not our wish."""
+        self.registered = asyncio.Event()
+        """Set while the node knows the agent, and once there is a `failure`."""
         self.ready = asyncio.Event()
+        """Set once the node would route to the agent, and once there is a `failure`."""
         self.draining = False
         self.pool: ThreadPoolExecutor | None = None
         self._probe_pool: ThreadPoolExecutor | None = None
@@ -69,6 +73,7 @@ class Host:
         self._replies = Replies()
         self._unacknowledged: deque[tuple[Work, Item]] = deque()
         self._watch = Watch()
+        self._pace = Pace()
         self._last_completed = boot_time()
         self._events_dropped = 0
         self._events_dropped_told = -_TELL_EVERY_S
@@ -85,20 +90,23 @@ class Host:
         """The node's answer to an attach."""
         if attached.HasField("error"):
             self.ended(from_proto(attached.error))
-            self.owner.hosts.pop(self.agent_id, None)
+            if self.owner.hosts.get(self.agent_id) is self:
+                del self.owner.hosts[self.agent_id]
         else:
-            self.ready.set()
+            self.registered.set()
 
     def ended(self, failure: BaseException) -> None:
         """The agent's registration is over, against our will."""
         if self.failure is None:
             self.failure = failure
         self.gone.set()
+        self.registered.set()
         self.ready.set()
 
     def lost(self, reason: str) -> None:
         """The node dropped the agent without anybody replacing it: register again."""
         log.warning("%s was detached by the node (%s): attaching it again", self.agent_id, reason or "no reason given")
+        self.registered.clear()
         self.owner.attach_again(self)
 
     def load(self, now: float) -> registry_pb2.AgentLoad:
@@ -111,13 +119,17 @@ class Host:
         reply = frames.Signal(
             probe_reply=frames.ProbeReply(agent_id=self.agent_id, nonce=probe.nonce, ready=not self.draining)
         )
-        loop, owner = self.owner.loop, self.owner
+        loop = self.owner.loop
         if self.pool is None:
-            loop.call_soon(owner.signal, reply)
+            loop.call_soon(self._probed, reply)
             return
         if self._probe_pool is None:
             self._probe_pool = ThreadPoolExecutor(1, "agent_sdk probe")
-        self._probe_pool.submit(loop.call_soon_threadsafe, owner.signal, reply)
+        self._probe_pool.submit(loop.call_soon_threadsafe, self._probed, reply)
+
+    def _probed(self, reply: frames.Signal) -> None:
+        self.owner.signal(reply)
+        self.owner.probed(self)
 
     @property
     def busy(self) -> bool:
@@ -220,7 +232,7 @@ class Host:
 
     def _join(self, work: Work, envelope: pb.Envelope, now: float, lost_ms: int) -> None:
         """The same message again while it runs: one more waits for its answer."""
-        if not self._same(work.envelope, envelope):
+        if content_digest(work.envelope) != content_digest(envelope):
             self._conflict(envelope)
             return
         waiter = (envelope.entry, envelope.attempt, envelope.epoch)
@@ -235,9 +247,6 @@ class Host:
             return
         for item in work.items:
             self.owner.send(addressed(self.head, correlation_field(work.message_id), waiter, item), work.lane)
-
-    def _same(self, ours: pb.Envelope, theirs: pb.Envelope) -> bool:
-        return content_digest(ours) == content_digest(theirs)
 
     def _conflict(self, envelope: pb.Envelope) -> None:
         self._refuse(
@@ -358,14 +367,21 @@ class Host:
                 work.tell = True
         for work in self._watch.overdue(now):
             self.stop(work, error_pb2.TIMEOUT, f"its time passed while it waited in {self.agent_id}")
-        return self._watch.watching
+        for work, (percent, text) in self._pace.due(now) if self._pace.waiting else ():
+            self._tell(work, False, percent, text)
+        return self._watch.watching or self._pace.waiting
 
     def tell_started(self, work: Work) -> None:
         """Say that a handler is at work."""
-        self.progress(work, True, None, "")
+        self._tell(work, True, None, "")
 
-    def progress(self, work: Work, started: bool, percent: float | None, text: str) -> None:
-        """Say how far a handler is, to each who waits."""
+    def progress(self, work: Work, percent: float | None, text: str) -> None:
+        """A handler says how far it is. Told to each who waits, ten times a second; of more, the last."""
+        if not work.ended and self._pace.may_tell(work, boot_time(), (percent, text)):
+            self._tell(work, False, percent, text)
+            self.owner.tick_on()
+
+    def _tell(self, work: Work, started: bool, percent: float | None, text: str) -> None:
         for waiter in work.waiters if work.replies else ():
             progress = frames.Progress(message_id=work.message_id, entry=waiter[0], started=started, text=text)
             if percent is not None:

@@ -61,6 +61,8 @@ class MeshLink:
         self.node_id = ""
         self.resume_token = b""
         self.hosts: dict[str, Host] = {}
+        self.attaching: deque[Host] = deque()
+        """Whose registration the node has still to answer, in the order in which it was asked for."""
         self.calls = Calls(self)
         self.topics = Topics(self)
         self.stalls = stall_watch(self.loop)
@@ -332,14 +334,19 @@ class MeshLink:
         if self.up and self._stream is not None:
             self._stream.attach(host)
 
+    def probed(self, host: Host) -> None:
+        """An agent's answer to a probe was put on the link."""
+        if not host.ready.is_set() and self.up and self._stream is not None:
+            self._stream.prove(host)
+
     def detach(self, host: Host, reason: str) -> int:
-        """Take an agent off the mesh; returns the number of the frame that says so."""
-        if self.hosts.get(host.agent_id) is host:
-            del self.hosts[host.agent_id]
-            if self.up:
-                detach = frames.Detach(agent_id=host.agent_id, reason=reason, env=host.env)
-                return self.signal(frames.Signal(detach=detach))
-        return 0
+        """Take an agent off the mesh; returns the number of the frame that says so, 0 if none goes out now."""
+        if self.hosts.get(host.agent_id) is not host:
+            return 0
+        del self.hosts[host.agent_id]
+        detach = frames.Detach(agent_id=host.agent_id, reason=reason, env=host.env)
+        number = self.signal(frames.Signal(detach=detach))  # without a stream: after the resume, or never needed
+        return number if self.up else 0
 
     def replaced(self, agent_id: str, reason: str) -> None:
         """Another process has taken an agent's place."""

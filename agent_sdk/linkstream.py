@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
 from agent_sdk.identity import incarnation
+from agent_sdk.readiness import Readiness
 from agent_sdk.responses import refusal
+from agent_sdk.standing import found
 from agentreach.aio.clock import boot_time
 from agentreach.aio.outlet import Outlet
 from agentreach.aio.transport import Stream, StreamBroken
@@ -56,7 +57,9 @@ class LinkStream:
         self._stream = stream
         self._address = address
         self._outlet: Outlet | None = None
-        self._attaching: deque[Host] = deque()
+        self._attaching = owner.attaching
+        self._declared: list[Host] = []
+        self._readiness = Readiness()
         self._ended = Ended.CUT
         self._heard = boot_time()
         self._interval_s = 10.0
@@ -121,9 +124,9 @@ class LinkStream:
 
     def _hello(self) -> frames.Hello:
         owner = self._owner
-        self._attaching = deque(owner.hosts.values())
+        self._declared = list(owner.hosts.values())
         return frames.Hello(
-            agents=[host.attach() for host in self._attaching],
+            agents=[host.attach() for host in self._declared],
             incarnation=incarnation(),
             protocol_version=PROTOCOL_VERSION,
             sdk=SDK_NAME,
@@ -136,23 +139,32 @@ class LinkStream:
     def _settle(self, frame: frames.Frame, outlet: Outlet) -> bool:
         """Take the welcome: resume or restart the link. False if the node's numbers do not fit ours."""
         welcome = next(signal.welcome for signal in frame.signals if signal.WhichOneof("kind") == "welcome")
-        declared = list(self._attaching)
         if welcome.resumed:
             if not self._link.resume(welcome.last_seq):
                 self.reason = "the node resumed from a frame that is not kept here"
                 return False
         else:
             self._owner.restarted()
+            self._attaching.clear()
+            self._attaching.extend(self._declared)
         self._owner.welcomed(welcome, outlet)
         self._interval_s = max(welcome.heartbeat_interval_ms, 10) / 1000 if welcome.heartbeat_interval_ms else 10.0
         for attached in welcome.agents:
             self._attached(attached)
-        if welcome.resumed:
-            self._attaching.clear()
-        for host in list(self._owner.hosts.values()):
-            if host not in declared:
-                self.attach(host)
+        self._attach_the_rest(welcome.resumed)
         return True
+
+    def _attach_the_rest(self, resumed: bool) -> None:
+        """What the hello declared counts only where the link began anew; on a resumed one the attaches before it do."""
+        known = set(self._attaching)
+        if not resumed:
+            known.update(self._declared)
+        for host in list(self._owner.hosts.values()):
+            if host in known or (resumed and host.registered.is_set()):
+                if not host.ready.is_set() and host not in self._attaching:
+                    self.prove(host)
+            else:
+                self.attach(host)
 
     # ---- writing ----
 
@@ -263,6 +275,7 @@ class LinkStream:
             case "probe":
                 probed = owner.hosts.get(signal.probe.agent_id)
                 if probed is not None:
+                    self._readiness.doubt(probed)
                     probed.probe(signal.probe)
             case "progress":
                 owner.calls.on_progress(signal.progress)
@@ -277,14 +290,17 @@ class LinkStream:
             case "goodbye":
                 self._goodbye(signal.goodbye)
             case "lookup":
-                owner.signal(frames.Signal(found=self._found(signal.lookup)))
+                owner.signal(frames.Signal(found=found(signal.lookup, owner.hosts.values())))
             case _:
                 return
 
     def _attached(self, attached: frames.Attached) -> None:
         if not self._attaching:
             return
-        self._attaching.popleft().attached(attached)
+        host = self._attaching.popleft()
+        host.attached(attached)
+        if not host.ready.is_set():
+            self.prove(host)
 
     def _detached(self, detached: frames.Detached) -> None:
         if detached.incarnation == incarnation():
@@ -295,17 +311,6 @@ class LinkStream:
         host = self._owner.hosts.get(detached.agent_id)
         if host is not None:
             host.lost(detached.reason)
-
-    def _found(self, lookup: frames.Lookup) -> frames.Found:
-        found = frames.Found(nonce=lookup.nonce)
-        for key in lookup.keys:
-            item = found.items.add(key=key)
-            for host in self._owner.hosts.values():
-                state = host.state_of(key)
-                if state:
-                    item.state, item.agent_id, item.incarnation = state, host.agent_id, incarnation()
-                    break
-        return found
 
     # ---- ends ----
 
@@ -318,6 +323,7 @@ class LinkStream:
             log.error("%s", self.reason)
             self._ended = Ended.SCRATCH
         elif goodbye.code == codes.REPLACED and goodbye.incarnation != incarnation():
+            self._ended = Ended.SCRATCH  # the token is another process's by now: resuming would take its place in turn
             for agent_id in list(self._owner.hosts):
                 self._owner.replaced(agent_id, goodbye.reason)
         if self._outlet is not None:
@@ -356,6 +362,16 @@ class LinkStream:
 
     # ---- heartbeats ----
 
+    def prove(self, host: Host) -> None:
+        """See that `host.ready` is set once the node would route to the agent."""
+        if self._readiness.ask(host):
+            self._owner.loop.call_soon(self._ask)
+
+    def _ask(self) -> None:
+        if self._outlet is not None and self._owner.outlet is self._outlet:
+            self._readiness.sent()
+            self._owner.signal(frames.Signal(heartbeat=frames.Heartbeat()))
+
     def _beat(self) -> None:
         owner = self._owner
         now = boot_time()
@@ -364,6 +380,7 @@ class LinkStream:
             self._stream.cancel()
             return
         loads = [host.load(now) for host in owner.hosts.values()]
+        self._readiness.sent()
         owner.signal(frames.Signal(heartbeat=frames.Heartbeat(agents=loads)))
         self._heartbeat = owner.loop.call_later(self._interval_s, self._beat)
 
@@ -371,6 +388,8 @@ class LinkStream:
         owner = self._owner
         if ack.heartbeat_interval_ms:
             self._interval_s = ack.heartbeat_interval_ms / 1000
+        for proven in self._readiness.acknowledged():
+            proven.ready.set()
         for agent_id in ack.unknown:
             host = owner.hosts.get(agent_id)
             if host is not None and host not in self._attaching:

@@ -37,6 +37,7 @@ async def _serve(agents: tuple[Agent, ...], stop: asyncio.Event) -> None:
     if not agents:
         raise ValueError("serve() needs at least one agent")
     leases: dict[object, connection.Lease] = {}
+    starts: list[asyncio.Task[None]] = []
     watch = LoopWatch(lambda: _works(agents))
     try:
         for agent in agents:
@@ -45,17 +46,26 @@ async def _serve(agents: tuple[Agent, ...], stop: asyncio.Event) -> None:
                 leases[key] = connection.take(
                     agent._access(), env=agent._record.env, own_link=agent._own_link, transport=agent._transport
                 )
-            await _unless(stop, agent.start(lease=leases[key]))
+            starts.append(asyncio.create_task(agent.start(lease=leases[key]), name=f"{agent.agent_id} starts"))
+        await _unless(stop, _all(starts))
         if not stop.is_set():
             log.info("serving %s", ", ".join(agent.agent_id for agent in agents))
             await _unless(stop, _until_ended(agents))
     finally:
+        for start in starts:
+            start.cancel()
+        await asyncio.gather(*starts, return_exceptions=True)
         try:
             await asyncio.gather(*(agent.drain() for agent in agents))
         finally:
             watch.stop()
             for lease in leases.values():
                 await connection.release(lease)
+
+
+async def _all(starts: list[asyncio.Task[None]]) -> None:
+    """Await all; the first failure is raised."""
+    await asyncio.gather(*starts)
 
 
 async def _until_ended(agents: tuple[Agent, ...]) -> None:
@@ -108,14 +118,23 @@ def run(*agents: Agent) -> None:
         loop.run(_main(agents))
     except AgentReplaced as replaced:
         print(str(replaced), file=sys.stderr)  # noqa: T201  # one line for whoever supervises the process
+        _leave_stuck(agents, EXIT_REPLACED)
         raise SystemExit(EXIT_REPLACED) from None
     except ReachError as refused:
         print(f"cannot serve: {refused.code.value}: {refused}", file=sys.stderr)  # noqa: T201
+        _leave_stuck(agents, EXIT_REFUSED)
         raise SystemExit(EXIT_REFUSED) from None
+    _leave_stuck(agents, 0)
+
+
+def _leave_stuck(agents: tuple[Agent, ...], code: int) -> None:
+    """End the process now if a `def` handler has not ended: Python would wait for its thread, perhaps for ever."""
     if any(agent.stuck for agent in agents):
         log.warning("a `def` handler does not end; exiting without it")
         logging.shutdown()
-        os._exit(0)  # Python would wait for the handler's thread
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
 
 
 async def _main(agents: tuple[Agent, ...]) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
 
+from agent_sdk.identity import incarnation
 from agent_sdk.work import Key, Work
 from agentreach.v1 import frame_pb2 as frames
 from agentreach.v1 import registry_pb2
 from agentreach.wire.link import Item
+
+if TYPE_CHECKING:
+    from agent_sdk.host import Host
 
 POOL_THREADS = 32  # for `def` handlers of an agent without a max_concurrency; also what its load is measured against
 
@@ -53,3 +58,16 @@ def load(
         since_last_completed_ms=max(int(idle_s * 1000), 0),
         self_check=True,
     )
+
+
+def found(lookup: frames.Lookup, hosts: Collection[Host]) -> frames.Found:
+    """Which of these messages the process's agents run or have answered."""
+    found = frames.Found(nonce=lookup.nonce)
+    for key in lookup.keys:
+        item = found.items.add(key=key)
+        for host in hosts:
+            state = host.state_of(key)
+            if state:
+                item.state, item.agent_id, item.incarnation = state, host.agent_id, incarnation()
+                break
+    return found
