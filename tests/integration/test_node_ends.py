@@ -206,6 +206,6 @@ async def test_a_second_node_on_the_port_is_refused_and_takes_no_connection_of_t
 
 async def test_a_node_whose_duty_has_failed_says_so_instead_of_going_on() -> None:
     async with running(config()) as node:
-        node.engine._registry.register(Arrival(), lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+        node.engine._registry.register(Arrival(), lambda: 1 / 0)  # type: ignore[arg-type]
         async with asyncio.timeout(LIMIT_S):
             await node.broken.wait()

@@ -1,0 +1,175 @@
+"""The registrar and the embedded store with faults: whatever is lost on the way, the store ends up true."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from agentreach.v1 import error_pb2 as codes
+from agentreach.v1.admin_pb2 import NodeRecord
+from agentreach.v1.registry_pb2 import AgentRecord
+from reach.adapters.memory_store import MemoryStore
+from reach.core.agents import Agent
+from reach.core.attach import Arrival, Attaching
+from reach.core.effects import DeregisterAgent
+from reach.core.store import Put
+from reach.node.registrar import BATCH, Registrar, agent_key
+from reach.node.shards import KEYS_PER_LEASE
+
+LIMIT_S = 10.0
+WAIT_S = 0.5
+
+
+@dataclass
+class Bench:
+    """A registrar at work on `store`, and `other`: a connection to the same state that never fails."""
+
+    store: MemoryStore
+    other: MemoryStore
+    registrar: Registrar
+    replaced: list[tuple[str, bytes]] = field(default_factory=list)
+
+    async def register(self, *names: str) -> list[Attaching]:
+        """Register agents of these ids, and wait for the answer."""
+        arrival = Arrival([Attaching(name, agent_of(name)) for name in names])
+        done = asyncio.Event()
+        self.registrar.register(arrival, done.set)
+        async with asyncio.timeout(LIMIT_S):
+            await done.wait()
+        return arrival.agents
+
+    async def names(self, prefix: str = "agents/") -> set[str]:
+        """The keys in the store; of agents only their ids."""
+        items = (await self.other.list(prefix)).items
+        return {item.key.removeprefix("agents/default/production/") for item in items}
+
+    async def until(self, names: set[str], prefix: str = "agents/") -> None:
+        """Wait until exactly these are in the store."""
+        changes = self.other.watch(prefix, (await self.other.list("")).revision + 1)
+        async with asyncio.timeout(LIMIT_S), contextlib.aclosing(changes):
+            async for _ in changes:  # the first comes at once
+                if await self.names(prefix) == names:
+                    return
+
+
+def agent_of(name: str, incarnation: bytes = b"this process") -> Agent:
+    return Agent.from_record(
+        AgentRecord(agent_id=name, tenant="default", env="production", node_id="n1", incarnation=incarnation)
+    )
+
+
+@contextlib.asynccontextmanager
+async def bench() -> AsyncIterator[Bench]:
+    store = MemoryStore()
+    replaced: list[tuple[str, bytes]] = []
+    registrar = Registrar(
+        store,
+        NodeRecord(node_id="n1"),
+        lease_ttl_s=30,
+        register_wait_s=WAIT_S,
+        replaced=lambda agent, by: replaced.append((agent.agent_id, by)),
+    )
+    await registrar.start()
+    duties = asyncio.create_task(registrar.run(), name="registrar")
+    try:
+        yield Bench(store, store.share(), registrar, replaced)
+    finally:
+        duties.cancel()
+        await asyncio.wait([duties])
+        await registrar.stop()
+        await store.close()
+
+
+async def test_agents_are_written_in_batches_and_under_leases_of_a_thousand_keys() -> None:
+    async with bench() as at:
+        before = await at.other.revision()
+        answers = await at.register(*(f"many/{number}" for number in range(2_500)))
+        assert all(each.error is None and each.agent is not None and each.agent.generation for each in answers)
+        items = (await at.other.list("")).items
+        assert len(items) == 2_501
+        assert (await at.other.revision()) - before <= 2_500 / BATCH + 3
+        by_lease: dict[int, int] = {}
+        for item in items:
+            by_lease[item.lease] = by_lease.get(item.lease, 0) + 1
+        assert 0 not in by_lease and max(by_lease.values()) <= KEYS_PER_LEASE
+
+
+async def test_a_registration_whose_answer_is_lost_is_done_once_the_store_answers() -> None:
+    async with bench() as at:
+        at.store.set_answers(False)
+        registering = asyncio.create_task(at.register("a/1"))
+        await at.until({"a/1"})
+        at.store.set_answers(True)
+        (answer,) = await registering
+        assert answer.error is None and answer.agent is not None
+        item = await at.other.get(agent_key(answer.agent))
+        assert item is not None and item.mod_revision == answer.agent.generation
+
+
+async def test_a_refused_registration_that_was_written_all_the_same_leaves_no_ghost() -> None:
+    async with bench() as at:
+        at.store.set_answers(False)
+        (answer,) = await at.register("a/1")
+        assert answer.error is not None and answer.error.code == codes.REGISTRY_UNAVAILABLE
+        assert answer.error.retry_after_ms and "answer" in answer.error.message
+        at.store.set_answers(True)
+        await at.until(set())
+
+
+async def test_many_registrations_are_refused_in_time_together_not_one_after_another() -> None:
+    async with bench() as at:
+        at.store.set_available(False)
+        began = asyncio.get_running_loop().time()
+        answers = await asyncio.gather(*(at.register(f"a/{number}") for number in range(3 * BATCH)))
+        assert asyncio.get_running_loop().time() - began < 3 * WAIT_S
+        assert {each.error.code for (each,) in answers if each.error} == {codes.REGISTRY_UNAVAILABLE}
+        assert all(each.error is not None for (each,) in answers)
+
+
+async def test_a_departure_that_the_store_did_not_hear_of_is_made_good() -> None:
+    async with bench() as at:
+        stays, leaves = await at.register("a/stays", "a/leaves")
+        assert leaves.agent is not None and stays.agent is not None
+        at.store.set_available(False)
+        at.registrar.deregister(DeregisterAgent(leaves.agent, leaves.agent.generation))
+        assert await at.names() == {"a/stays", "a/leaves"}
+        at.store.set_available(True)
+        await at.until({"a/stays"})
+
+
+async def test_the_departure_of_an_elder_does_not_touch_its_successor() -> None:
+    async with bench() as at:
+        (elder,) = await at.register("a/1")
+        (younger,) = await at.register("a/1")
+        assert elder.agent is not None and younger.agent is not None
+        at.registrar.deregister(DeregisterAgent(elder.agent, elder.agent.generation))
+        await at.register("b/1")  # written after it
+        assert await at.names() == {"a/1", "b/1"}
+
+
+async def test_a_key_deleted_or_a_lease_revoked_by_somebody_is_written_again() -> None:
+    async with bench() as at:
+        (answer,) = await at.register("a/1")
+        assert answer.agent is not None
+        for prefix in ("agents/", "nodes/"):
+            (item,) = (await at.other.list(prefix)).items
+            await at.other.revoke(item.lease)
+            await at.until({"a/1", "nodes/n1"}, "")
+
+
+async def test_a_key_that_another_node_wrote_is_left_alone_and_its_agent_told() -> None:
+    async with bench() as at:
+        (answer,) = await at.register("a/1")
+        assert answer.agent is not None
+        theirs = agent_of("a/1", b"that process")
+        theirs.node_id = "n2"
+        key = agent_key(answer.agent)
+        written = (await at.other.txn([], [Put(key, theirs.to_record().SerializeToString())])).revision
+        async with asyncio.timeout(LIMIT_S):
+            while not at.replaced:
+                await at.register("b/1")  # a way through the writer
+        assert at.replaced == [("a/1", b"that process")]
+        item = await at.other.get(key)
+        assert item is not None and item.mod_revision == written
