@@ -6,6 +6,7 @@ outbox is full loses its oldest events, and is told how many (`gap`); a publishe
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -148,6 +149,8 @@ def _send(
     events = peer.event_items
     while events and not events[0].waits:
         events.popleft()
+    if len(events) > 2 * limits.OUTBOX_ENVELOPES_MAX:  # its head waits, behind others' urgent ones, and hides the sent
+        events = peer.event_items = deque(each for each in events if each.waits)
     events.append(item)
     state.woken.add(peer)
 

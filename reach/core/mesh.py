@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from reach.core.ports import Identity
     from reach.core.state import State
 
+SIGNALS_WAITING_MAX = 10_000  # answers to signals that a peer does not read: beyond, it is a slow consumer
+
 RESPONSE, EVENT, CANCEL, CALLBACK = int(pb.RESPONSE), int(pb.EVENT), int(pb.CANCEL), int(pb.CALLBACK)
 
 
@@ -51,6 +53,8 @@ def frame(state: State, peer: Peer, received: Frame, spent_ms: int) -> None:
             _signal(state, peer, signal)
         if peer.closing:
             return
+        if link.signals_waiting > SIGNALS_WAITING_MAX:
+            state.overrun.add(peer)
     envelopes = received.envelopes
     if envelopes:
         spent_ms += received.age_ms
@@ -121,7 +125,7 @@ def finish_step(state: State) -> None:
         peer = state.overrun.pop()
         if not peer.closing:
             state.stats.slow_consumers += 1
-            why = "its outbox is full of replies it does not take"
+            why = "its outbox is full of what it does not take"
             attach.farewell(state, peer, frame_pb2.Goodbye.SLOW_CONSUMER, why)
     if state.lanes_ready:
         sessions.drain_ready(state)

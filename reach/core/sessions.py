@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from agentreach.v1.peer_pb2 import Lineage
     from reach.core.pool import Pool
     from reach.core.state import State
-LaneKey = tuple[str, str, str, str]
-"""(tenant, env, agent_type, session_id)."""
+LaneKey = tuple[str, str, str, str]  # tenant, env, agent_type, session_id
 
 REFRESH_S = 60.0  # a used pin is written again at most so often
 AWAITED_LOOK_S = 0.25  # an owner that is to come back after a restart of the node is looked for so often
@@ -236,10 +235,7 @@ def advance(state: State, lane: Lane) -> None:
 
 
 def _waits_for_itself(state: State, lane: Lane, owner: Attachment) -> bool:
-    """The head needs a slot, and its own call tree holds them all: it fails, or uses the tree's slot again.
-
-    (When it entered, its session had no owner yet, or its lane was taken.)
-    """
+    """The head needs a slot, and its own call tree holds them all: it fails, or uses the tree's slot again."""
     request = lane.waiting[0]
     holders = [held.message_id for held in owner.attempts.values()]
     queue = {lane, *owner.lanes_waiting}
@@ -253,8 +249,8 @@ def _waits_for_itself(state: State, lane: Lane, owner: Attachment) -> bool:
     assert request.parent is not None
     request.lane = None
     state.stats.loops["would_deadlock"] += 1
-    agent_id = owner.agent.agent_id
-    settle.fail(state, request, loops.deadlock(request.parent.path, agent_id, f"every slot of {agent_id}"))
+    name = owner.agent.agent_id
+    settle.fail(state, request, loops.deadlock(request.parent.path, name, f"every slot of {name}"))
     return True
 
 
@@ -336,7 +332,7 @@ def pinned(state: State, lane: Lane, attachment: Attachment, epoch: int) -> None
 
 
 def pinned_elsewhere(state: State, lane: Lane, agent_id: str, incarnation: bytes, epoch: int) -> None:
-    """The store has a pin already: of an agent that is here, or of one that may still come back after a restart."""
+    """The store has a pin already: of an agent that is here, or that may still come back after a restart."""
     lane.pinning = False
     tenant, env, _, _ = lane.key
     attachment = route.incarnation(state, (tenant, "", env, ""), agent_id, incarnation)
@@ -405,6 +401,11 @@ def disown(state: State, lane: Lane) -> None:
 def owner_gone(state: State, attachment: Attachment) -> None:
     """An agent is judged dead or has left: its sessions need new owners, and their state is lost."""
     for lane in list(attachment.pinned):
+        for request in [each for each in lane.running if each.attachment is attachment]:
+            lane.running.discard(request)
+            request.lane = None
+            if request.stage is not Stage.SETTLED:
+                settle.lost(state, request, "it is judged dead and its session goes on without it")
         disown(state, lane)
         lane.broken = True
         state.lanes_ready.append(lane)

@@ -575,6 +575,7 @@ def lost(state: State, request: Request, why: str, *, said_goodbye: bool = False
     )
     if request.attachment is not None:
         request.attachment.peer.link.withdraw(item)  # what the caller was told has ended must not begin later
+    request.lost_at = request.lost_at or state.now  # should it answer after all, that answer is kept
     _answer_error(state, request, error)
     grace_s = state.rules.resume_window_s + state.rules.cancel_grace_s
     request.timer = state.wheel.schedule(request, max(request.deadline, state.now) + grace_s)

@@ -453,3 +453,19 @@ def test_frames_of_an_unknown_kind_are_ignored() -> None:
     caller.send(pb.Envelope(type=pb.CALLBACK))
     core.pump()
     core.assert_settled()
+
+
+def test_answers_to_signals_do_not_pile_up_for_a_peer_that_reads_nothing() -> None:
+    core = CoreMesh()
+    flood, agent = core.caller("flood"), core.agent()
+    peer = flood.peer
+    assert peer is not None
+    flood.frozen = True
+    detaches = [Signal(detach=frames.Detach(agent_id="ghost/1"))] * 6000
+    for number in (1, 2):
+        with core.step() as state:
+            mesh.frame(state, peer, Frame(seq=peer.link.last_accepted + 1, signals=detaches), 0)
+        assert peer.closing is (number == 2)
+    caller = core.caller()
+    agent.answer(caller.request())
+    core.assert_settled()

@@ -316,3 +316,22 @@ def test_pins_in_use_are_refreshed() -> None:
         agent.answer(caller.request(session_id="s"))
         core.advance(sessions.REFRESH_S / 4)
     assert 1 <= len(core.refreshed) <= 3
+
+
+def test_a_session_goes_on_without_an_owner_that_is_judged_dead_over_a_message() -> None:
+    core = CoreMesh()
+    one, two, caller = core.agent("echo/1"), core.agent("echo/2"), core.caller()
+    stuck = caller.request(session_id="s", timeout_ms=300_000, fresh=False)
+    owner, other = (one, two) if one.has(stuck) else (two, one)
+    behind = caller.request(session_id="s", timeout_ms=300_000)
+    owner.answers_probes = False
+    core.advance(50)
+    error = caller.error_of(stuck)
+    assert error.code == codes.AGENT_LOST and error.may_have_executed
+    other.answer(behind)
+    assert caller.reply_to(behind).session_event == pb.LOST
+    owner.answer(stuck, "late")  # nobody waits for it, but who asks again gets it
+    caller.send(core.envelope(message_id=stuck, session_id="s", fresh=False))
+    core.pump()
+    assert caller.replies[-1].payload.text == "late"
+    core.assert_settled()

@@ -261,6 +261,8 @@ def _selector_fault(target: Target) -> _Fault | None:
 
 def _range_fault(version: str) -> _Fault | None:
     fault = _line_fault("target.version", version, VERSION_CHARS_MAX)
+    if fault is None and version != version.strip():
+        return "target.version", f"{shown(version)} has blanks around it"
     if fault is None and version[:1] in ("<", ">", "=", "!", "~"):
         try:
             SpecifierSet(version)

@@ -131,6 +131,11 @@ class Link:
         return not (self.waiting or self._kept or self._signals or self._unnumbered)
 
     @property
+    def signals_waiting(self) -> int:
+        """Signals that were not given to the transport; the owner's to bound."""
+        return len(self._signals) + len(self._unnumbered)
+
+    @property
     def ready(self) -> bool:
         """True when `next_frame` has something to give besides a bare ack."""
         if self._unnumbered or self._resend:
