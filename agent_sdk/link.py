@@ -271,6 +271,9 @@ class MeshLink:
         self.link.restart()
         self.calls.after_restart()
         self.topics.declare()
+        for host in self.hosts.values():
+            host.registered.clear()
+            host.ready.clear()
         flushes, self._flushes = self._flushes, deque()
         for _, waiter in flushes:
             if not waiter.done():
