@@ -54,12 +54,12 @@ def generated(root: Path) -> dict[str, Path]:
     return {str(p.relative_to(root)): p for p in found}
 
 
-def drift() -> list[str]:
-    """Names of generated files that differ from what the .proto files give now."""
+def drift(root: Path = ROOT) -> list[str]:
+    """Names of generated files below `root` that differ from what the .proto files give now."""
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch)
         generate(out)
-        fresh, checked_in = generated(out), generated(ROOT)
+        fresh, checked_in = generated(out), generated(root)
         names = sorted(fresh.keys() | checked_in.keys())
         return [
             name

@@ -107,6 +107,8 @@ LIMITS: dict[str, tuple[Bound, ...]] = {
         Bound("envelopes given to the transport and not acknowledged", _WIRE + "UNACKED_ENVELOPES_MAX",
               "writing pauses"),
         Bound("bytes of these", _WIRE + "UNACKED_BYTES_MAX", "writing pauses", "bytes"),
+        Bound("answers to a peer's signals that it does not read", "reach.core.mesh.SIGNALS_WAITING_MAX",
+              "the link ends: goodbye SLOW_CONSUMER"),
         Bound("a full outbox without progress", "slow_consumer_s", "the link ends: goodbye SLOW_CONSUMER", "s"),
         Bound("until hello", "hello_timeout_s", "the stream ends: goodbye PROTOCOL_ERROR", "s"),
         Bound("how long a cut link can be resumed", "resume_window_s", "its agents are unregistered", "s"),

@@ -32,11 +32,18 @@ def test_the_generated_code_is_current() -> None:
     assert genproto.drift() == []
 
 
-def test_a_stale_generated_file_is_found(tmp_path: Path) -> None:
-    fresh = genproto.generated(ROOT)
-    assert "proto/agentreach/v1/envelope_pb2.py" in fresh
-    assert "proto/agentreach/v1/mesh_pb2_grpc.py" in fresh
-    assert genproto.generated(tmp_path) == {}
+def test_a_stale_a_missing_and_a_foreign_generated_file_are_found(tmp_path: Path) -> None:
+    for name, path in genproto.generated(ROOT).items():
+        copy = tmp_path / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    folder = tmp_path / "proto/agentreach/v1"
+    (folder / "envelope_pb2.py").write_text("# old")
+    (folder / "mesh_pb2_grpc.py").unlink()
+    (folder / "gone_pb2.py").touch()
+    assert genproto.drift(tmp_path) == [
+        f"proto/agentreach/v1/{name}" for name in ("envelope_pb2.py", "gone_pb2.py", "mesh_pb2_grpc.py")
+    ]
 
 
 def test_the_reference_pages_are_current() -> None:
