@@ -17,8 +17,13 @@ from agentreach.aio.options import CLIENT_OPTIONS
 from reach.adapters.etcd.address import EtcdTls, credentials
 
 # One revoked lease with 20,000 keys is one watch response of 6 MB: no limit on what we receive from our own store.
-_SIZES = {"grpc.max_receive_message_length": -1, "grpc.max_send_message_length": -1}
-OPTIONS = [(name, _SIZES.get(name, value)) for name, value in CLIENT_OPTIONS]
+# etcd ends a connection that pings while it carries no call (after three pings, "too_many_pings").
+_OURS = {
+    "grpc.max_receive_message_length": -1,
+    "grpc.max_send_message_length": -1,
+    "grpc.keepalive_permit_without_calls": 0,
+}
+OPTIONS = [(name, _OURS.get(name, value)) for name, value in CLIENT_OPTIONS]
 
 _PAUSE_MIN_S = 0.05  # a restarting etcd is back within a second: look often at first
 _PAUSE_MAX_S = 1.0  # gRPC itself redials once a second at most (its reconnect backoff)
