@@ -24,6 +24,7 @@ def page_blocks(page: str) -> list[Block]:
     return blocks((ROOT / page).read_text())
 
 
+@pytest.mark.timeout(400)  # the tutorial starts some thirty processes, one after another
 @pytest.mark.parametrize("page", PAGES)
 def test_every_block_of_the_page_does_what_it_says(page: str, tmp_path: Path) -> None:
     play = Play(tmp_path)

@@ -12,8 +12,10 @@ from tests.tidy.sources import OURS, WORKSHOP, Function, Source, sources
 
 MODULE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
+SLACK = 20  # a module just below the bound keeps its exception: it is on its way out, or back
 
 LONGER_MODULES: dict[str, tuple[int, str]] = {
+    "agent_sdk/host.py": (430, "one agent's table of what it does: admission, joining and cancel share every field"),
     "proto/agentreach/wire/link.py": (430, "one state machine: numbering, retention and resume cannot be told apart"),
     "reach/core/attach.py": (600, "hello, attach, cut, goodbye and expiry of a link are one life"),
     "reach/core/sessions.py": (480, "a lane, its pin and its owner change together"),
@@ -27,8 +29,6 @@ LONGER_FUNCTIONS: dict[str, tuple[int, str]] = {
 """The same for functions, by `path:name`."""
 
 RIMS: dict[str, str] = {
-    "agent_sdk/agent.py:Agent.start": "gives the link back, and raises again",
-    "agent_sdk/connecting.py:Connecting._connect": "gives the link back, and raises again",
     "agent_sdk/handlers.py:_annotation": "whatever a user's annotation may raise; the handler then gets plain data",
     "agent_sdk/link.py:MeshLink._run": "the link: nobody may wait for a link that a fault of ours ended",
     "agent_sdk/linkstream.py:LinkStream._write": "the link: without a writer it is dialled anew",
@@ -37,7 +37,6 @@ RIMS: dict[str, str] = {
     "agent_sdk/run.py:run": "the handler call: whatever the user's code raises is an answer",
     "agent_sdk/run.py:_thread.call": "the handler call in the pool: carried over to the loop",
     "agent_sdk/run.py:_failure": "the handler call: an exception whose own text cannot be had",
-    "reach/adapters/etcd/store.py:EtcdStore.connect": "gives the connection back, and raises again",
     "reach/adapters/grpc_server/calls.py:query.serve": "the admin call: becomes INTERNAL with a reference",
     "reach/adapters/grpc_server/calls.py:message_call.serve": "the unary call: becomes INTERNAL with a reference",
     "reach/adapters/grpc_server/calls.py:stream_call.serve": "the streaming call: becomes INTERNAL with a reference",
@@ -117,13 +116,19 @@ def swallowed_cancellations(source: Source) -> list[str]:
     return found
 
 
+def raises_again(handler: ast.ExceptHandler) -> bool:
+    """True if it only tidies up: its last statement is a bare `raise`."""
+    last = handler.body[-1]
+    return isinstance(last, ast.Raise) and last.exc is None
+
+
 def broad_excepts(source: Source) -> list[str]:
-    """`path:function` of each `except Exception`, `except BaseException` and bare `except`."""
+    """`path:function` of each `except` of Exception, BaseException or everything that does not raise again."""
     broad = {"Exception", "BaseException", "everything"}
     return [
         f"{source.path}:{function}"
         for function, node in source.inside()
-        if isinstance(node, ast.ExceptHandler) and caught(node) & broad
+        if isinstance(node, ast.ExceptHandler) and caught(node) & broad and not raises_again(node)
     ]
 
 
@@ -199,7 +204,7 @@ def too_long_here(source: Source) -> list[str]:
 
 def test_no_exception_to_the_size_is_left_over() -> None:
     lines = {source.path: source.lines for source in sources()}
-    assert [path for path in LONGER_MODULES if lines.get(path, 0) <= MODULE_LINES_MAX] == []
+    assert [path for path in LONGER_MODULES if lines.get(path, 0) <= MODULE_LINES_MAX - SLACK] == []
 
 
 def test_cancellation_is_caught_only_to_be_raised_again() -> None:
@@ -278,6 +283,10 @@ def test_a_cancellation_that_is_raised_again_is_fine() -> None:
 def test_a_broad_except_is_found_by_its_function(kind: str) -> None:
     text = f"class A:\n    def f(self):\n        try:\n            g()\n        except {kind}:\n            pass"
     assert broad_excepts(example(text)) == ["reach/node/example.py:A.f"]
+
+
+def test_a_broad_except_that_only_tidies_up_is_fine() -> None:
+    assert not broad_excepts(example("try:\n    f()\nexcept BaseException:\n    g()\n    raise"))
 
 
 def test_reading_the_environment_is_found() -> None:
