@@ -28,6 +28,7 @@ from reach.core.requests import Attachment, Request, Stage
 from reach.core.topics import Publishing
 
 if TYPE_CHECKING:
+    from agentreach.wire.link import Item
     from reach.core.ports import Identity
     from reach.core.state import State
 _RANDOM_BITS = 128
@@ -69,6 +70,7 @@ def hello(state: State, who: Identity, message: pb.Hello) -> Peer | None:
         resumed = not peer.restarts and peer.link.resume(message.last_seq)
         peer.restarts = not resumed
         _back(state, peer)
+        confirmed(state, peer.link.confirmed)
         if resumed:
             state.stats.link_resumes += 1
             welcome(state, peer, Arrival(resumed=True))
@@ -140,6 +142,18 @@ def welcome(state: State, peer: Peer, arrival: Arrival) -> None:
     peer.welcomed = True
     peer.link.signal(Signal(welcome=message))
     state.woken.add(peer)
+
+
+def confirmed(state: State, items: list[Item]) -> None:
+    """The peer acknowledged these: replies of fresh ids are done with, events are counted."""
+    for item in items:
+        owner = item.owner
+        item.owner = None
+        if isinstance(owner, Request):
+            outcomes.confirmed(state, owner)
+        elif isinstance(owner, Publishing):
+            events.acknowledged(state, owner, item)
+    items.clear()
 
 
 def heartbeat_times(state: State) -> tuple[float, float]:

@@ -14,9 +14,8 @@ from agentreach.v1 import frame_pb2
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.frame_pb2 import Frame, Signal
 from agentreach.wire.errors import clean
-from agentreach.wire.link import Item
 from agentreach.wire.names import normalise_env
-from reach.core import admit, attach, events, health, outcomes, sessions, settle
+from reach.core import admit, attach, events, health, sessions, settle
 from reach.core.peers import Peer
 from reach.core.requests import Attachment, Request, Stage
 from reach.core.sessions import Lane
@@ -44,7 +43,7 @@ def frame(state: State, peer: Peer, received: Frame, spent_ms: int) -> None:
     if not link.receive(received, state.now):
         return
     if link.confirmed:
-        _confirmed(state, link.confirmed)
+        attach.confirmed(state, link.confirmed)
     if peer.gaps:
         events.tell_gaps(state, peer)
     signals = received.signals
@@ -129,18 +128,6 @@ def finish_step(state: State) -> None:
             attach.farewell(state, peer, frame_pb2.Goodbye.SLOW_CONSUMER, why)
     if state.lanes_ready:
         sessions.drain_ready(state)
-
-
-def _confirmed(state: State, items: list[Item]) -> None:
-    """The peer acknowledged these: replies of fresh ids are done with, events are counted."""
-    for item in items:
-        owner = item.owner
-        item.owner = None
-        if isinstance(owner, Request):
-            outcomes.confirmed(state, owner)
-        elif isinstance(owner, Publishing):
-            events.acknowledged(state, owner, item)
-    items.clear()
 
 
 # ---- signals ----

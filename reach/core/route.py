@@ -123,7 +123,7 @@ def hand_over(
     attachment.attempts[request.number] = request
     request.attempt += 1
     request.data = data = writing.delivered(state, request, envelope, attachment.recipient, parent)
-    if len(data) > state.rules.payload_bytes_max + settle.CONTROL_BYTES_MAX:
+    if len(data) > settle.CONTROL_BYTES_MAX and len(data) > state.rules.payload_bytes_max + settle.CONTROL_BYTES_MAX:
         settle.fail(state, request, _oversize(state, len(data)))
         return
     request.stage = Stage.DELIVERED

@@ -469,3 +469,27 @@ def test_answers_to_signals_do_not_pile_up_for_a_peer_that_reads_nothing() -> No
     caller = core.caller()
     agent.answer(caller.request())
     core.assert_settled()
+
+
+def test_what_a_hello_acknowledges_is_not_kept_although_no_frame_follows() -> None:
+    core = CoreMesh()
+    agent, caller = core.agent(), core.caller()
+    message = caller.request()
+    caller.frozen = True
+    agent.answer(message)
+    assert caller.peer is not None
+    reply = caller.peer.link.next_frame(core.state.now)
+    assert reply is not None
+    caller.take(reply)
+    caller.cut()
+    caller.connected = False
+    assert caller.welcome is not None
+    hello = frames.Hello(
+        incarnation=caller.incarnation, resume_token=caller.welcome.resume_token, last_seq=caller.link.last_accepted
+    )
+    with core.step() as state:
+        peer = attach.hello(state, caller.who, hello)
+        assert peer is caller.peer and peer is not None
+        attach.cut(state, peer)
+    core.advance(11)
+    core.assert_settled()
