@@ -292,8 +292,9 @@ class InProcessMesh(Mesh):
     async def restart_node(self) -> None:
         """Kill the node and start a new one that knows nothing: no agents, sessions, or stored replies.
 
-        Links dial again and declare what they hold; requests under way are sent again. Returns when the agents
-        are back; raises `TimeoutError` if they do not come.
+        Links dial again and declare what they hold. Requests under way are sent again; one that comes before its agent
+        is back meets `NoRoute` or `NoAgentAvailable`. Returns when all agents are back; raises `TimeoutError` if they
+        do not come.
         """
         node, self._node = self._node, None
         hosts = [agent._host for agent in self._agents if agent._host is not None]
