@@ -48,8 +48,8 @@ _L_MESSAGE, _L_TRACE, _L_PATH, _L_HOPS, _L_DEADLINE, _L_VALID, _L_TENANT, _L_PRI
 )
 
 _ENTRY_16 = _ENTRY + b"\x10"  # an entry of ours is 16 bytes
-_REQUEST = _TYPE + varint(pb.REQUEST)
 _YES, _NO = b"\x01", b"\x00"
+_REQUEST = _TYPE + varint(pb.REQUEST) + _SESSION_EVENT + _NO  # what became of a session is told by the node, in replies
 _ONE_HOP = _HOPS + b"\x01" + _PATH
 _L_ONE_HOP = _L_HOPS + b"\x01" + _L_PATH
 _FIRST_FRESH = _REQUEST + _ATTEMPT + b"\x01" + _FRESH + _YES + _TIMEOUT
