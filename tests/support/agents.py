@@ -1,0 +1,166 @@
+"""An SDK agent for tests: it does what the data says; in this process, or in one of its own that can be killed.
+
+    with agent_process(node.grpc, "worker", "--max", "2") as worker:
+        worker.process.send_signal(signal.SIGSTOP)
+        worker.runs()                                    # what its handler was started for, in order
+
+Data is text (answered as it is) or an object: {"n": 1, "sleep": 0.5} is answered with its n after sleeping; `block`
+stops the loop instead, `forever` never ends, `raise` raises, `stream` yields numbers with a pause between. Each run is
+written down before anything else, in a file that outlives the process: the external counter of side effects.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from agent_sdk import Agent, Context, Mesh, ReachError
+
+EVENTUALLY_S = 15.0
+
+
+async def eventually(
+    holds: Callable[[], Awaitable[bool]], what: str, limit_s: float = EVENTUALLY_S, every_s: float = 0.03
+) -> float:
+    """Wait until it holds; how long that took. There is no event for what another process will do."""
+    began = time.monotonic()
+    while not await holds():
+        assert time.monotonic() - began < limit_s, f"not within {limit_s:g} s: {what}"
+        await asyncio.sleep(every_s)
+    return time.monotonic() - began
+
+
+async def usable(mesh: Mesh, limit_s: float = EVENTUALLY_S, **target: Any) -> None:
+    """Wait until somebody answers at this target."""
+
+    async def answers() -> bool:
+        try:
+            await mesh.request("usable?", timeout=2, **target)
+        except ReachError:
+            return False
+        return True
+
+    await eventually(answers, f"{target} is usable", limit_s)
+
+
+async def act(data: Any, ctx: Context, name: str) -> Any:
+    """What the agents of this module do with a request."""
+    if not isinstance(data, dict):
+        return data
+    if "block" in data:
+        time.sleep(data["block"])  # noqa: ASYNC251  # the fault it is made for
+    if "sleep" in data:
+        await asyncio.sleep(data["sleep"])
+    if data.get("forever"):
+        await asyncio.Event().wait()
+    if "raise" in data:
+        raise RuntimeError(data["raise"])
+    return name if data.get("who") else data.get("n")
+
+
+def make(name: str, url: str, written: Path | None = None, **more: Any) -> Agent:
+    """An agent of this kind; `written`: the file of its runs."""
+    agent = Agent(name, url=url, **{"drain_timeout": 5.0, **more})
+
+    @agent.handler
+    async def work(data: Any, ctx: Context) -> Any:
+        if written is not None and isinstance(data, dict):
+            with written.open("a") as runs:
+                runs.write(f"{data.get('n', '')}\n")
+        return await act(data, ctx, agent.agent_id)
+
+    @agent.on("stream")
+    async def stream(data: Any, ctx: Context):  # type: ignore[no-untyped-def]  # a generator
+        for number in range(data["stream"]):
+            yield number
+            await asyncio.sleep(data.get("pause", 0))
+
+    return agent
+
+
+class AgentProcess:
+    """One such agent in a process of its own."""
+
+    def __init__(self, url: str, name: str, arguments: tuple[str, ...], written: Path, log: Path) -> None:
+        self._command = [sys.executable, "-m", "tests.support.agents", url, name, "--written", str(written), *arguments]
+        self._written, self._log = written, log
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("REACH_")}
+        with self._log.open("ab") as log:
+            return subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
+                cwd=Path(__file__).parents[2],
+            )  # fmt: skip
+
+    def restart(self) -> None:
+        """Start it again after it has ended."""
+        assert self.process.poll() is not None
+        self.process = self._start()
+
+    def runs(self) -> list[str]:
+        """The `n` of every run of its handler, over restarts."""
+        return self._written.read_text().split()
+
+    @property
+    def log(self) -> str:
+        """What it wrote to its outputs."""
+        return self._log.read_text(errors="replace")
+
+    async def ended(self, limit_s: float = 15.0) -> int:
+        """Wait for its end; its exit code."""
+        return await asyncio.to_thread(self.process.wait, limit_s)
+
+    def close(self) -> None:
+        """Kill it if it runs."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(10)
+
+
+@contextlib.contextmanager
+def agent_process(url: str, name: str, *arguments: str) -> Iterator[AgentProcess]:
+    """Start one; it is gone when the block is left. It is not usable yet: see `usable`."""
+    with tempfile.TemporaryDirectory(prefix="reach-agent-") as folder:
+        written, log = Path(folder, "runs"), Path(folder, "log")
+        written.touch()
+        agent = AgentProcess(url, name, arguments, written, log)
+        try:
+            yield agent
+        finally:
+            agent.close()
+
+
+def main() -> None:
+    """The process."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("url")
+    parser.add_argument("name")
+    parser.add_argument("--written", type=Path)
+    parser.add_argument("--max", type=int, default=0)
+    parser.add_argument("--drain", type=float, default=5.0)
+    parser.add_argument("--capabilities", default="")
+    parser.add_argument("--collect", action="store_true", help="collect garbage all the time")
+    options = parser.parse_args()
+    agent = make(
+        options.name, options.url, options.written, max_concurrency=options.max, drain_timeout=options.drain,
+        capabilities=[name for name in options.capabilities.split(",") if name],
+    )  # fmt: skip
+    if options.collect:
+        gc.set_threshold(1)
+    agent.run()
+
+
+if __name__ == "__main__":
+    main()
