@@ -184,7 +184,7 @@ class InProcessMesh(Mesh):
     async def __aenter__(self) -> InProcessMesh:
         await self._start_node()
         try:
-            self._lease = self._take(self.transport)
+            self._lease = self._take(self.transport, self._env)
             await self._lease.link.connected(START_S)
         except BaseException:
             await self.close()
@@ -215,8 +215,8 @@ class InProcessMesh(Mesh):
             raise RuntimeError("this mesh is closed: use it inside `async with`")
         return self._lease.link
 
-    def _take(self, transport: InProcessTransport, env: str = "") -> connection.Lease:
-        return connection.take(Access((ADDRESS,)), env=env or self._env, own_link=True, transport=transport)
+    def _take(self, transport: InProcessTransport, env: str) -> connection.Lease:
+        return connection.take(Access((ADDRESS,)), env=env, own_link=True, transport=transport)
 
     async def _start_node(self) -> None:
         node = InProcessNode(self._config)

@@ -15,7 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from agent_sdk import Agent, ConnectFailed, Context, NoRoute, Timeout, connect
+from agent_sdk import (
+    Agent,
+    AgentLost,
+    ConnectedMesh,
+    ConnectFailed,
+    Context,
+    NoAgentAvailable,
+    NoRoute,
+    Timeout,
+    connect,
+)
 from agent_sdk.sync import connect as connect_sync
 
 AGENT = """
@@ -190,6 +200,54 @@ async def test_the_second_address_is_taken_when_the_first_does_not_answer(url: s
     async with connect(f"127.0.0.1:{free_port()},{url}", timeout=10) as mesh:
         with pytest.raises(NoRoute):
             await mesh.request(1, capabilities=["nobody"], timeout=5)
+
+
+STUCK = """
+import sys, threading
+from agent_sdk import Agent
+import agent_sdk.draining
+agent_sdk.draining._CANCEL_GRACE_S = 0.3
+agent = Agent("stuck", url=sys.argv[1], drain_timeout=0.3)
+
+@agent.handler
+def work(request):
+    print("at work", flush=True)
+    print("unflushed", end="")
+    threading.Event().wait()
+
+agent.run()
+"""
+
+
+def test_a_def_handler_that_never_ends_does_not_keep_the_process(url: str) -> None:
+    process = subprocess.Popen([sys.executable, "-c", STUCK, url], stdout=subprocess.PIPE, text=True)
+    try:
+
+        async def lost() -> None:
+            async with connect(url) as caller:
+                call = asyncio.create_task(ask_when_there(caller))
+                assert process.stdout is not None
+                assert await asyncio.to_thread(process.stdout.readline) == "at work\n"
+                process.send_signal(signal.SIGTERM)
+                with pytest.raises(AgentLost):
+                    await asyncio.wait_for(call, 10)
+
+        asyncio.run(lost())
+        assert process.wait(10) == 0
+        assert process.stdout is not None
+        assert process.stdout.read() == "unflushed"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+async def ask_when_there(caller: ConnectedMesh) -> object:
+    """Ask the stuck agent as soon as it is registered."""
+    while True:
+        try:
+            return (await caller.request({}, agent_type="stuck", timeout=20)).data
+        except (NoRoute, NoAgentAvailable):
+            await asyncio.sleep(0.05)
 
 
 FORKING = """

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent_sdk import Agent, AgentReplaced, ConnectedMesh, Unauthenticated, connect
+from agent_sdk import Agent, AgentReplaced, ConnectedMesh, Context, Unauthenticated, connect
 from agent_sdk.identity import incarnation
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import frame_pb2 as frames
@@ -199,3 +199,70 @@ async def test_a_client_from_before_a_fork_says_so(mesh: ConnectedMesh, monkeypa
     monkeypatch.setattr(os, "getpid", lambda: pid + 1)
     with pytest.raises(RuntimeError, match="fork"):
         await mesh.request(1, capabilities=["work"], timeout=1)
+
+
+async def test_a_link_that_another_process_has_taken_ends_its_agents_and_does_not_resume(node: FakeNode) -> None:
+    agent = new_agent(node)
+    agent.handler(lambda data: data)
+    serving = asyncio.create_task(agent.serve())
+    async with connect(transport=node, own_link=True) as mesh:
+        await eventually(lambda: len(node.sessions) == 2 and any(s.agents for s in node.sessions.values()))
+        session = node.session_of(agent.agent_id)
+        goodbye = frames.Goodbye(code=frames.Goodbye.REPLACED, reason="a copy of it runs", incarnation=os.urandom(16))
+        session.signal(goodbye=goodbye)
+        with pytest.raises(AgentReplaced, match="a copy of it runs"):
+            await asyncio.wait_for(serving, 5)
+        caller = node.sessions[mesh._link().resume_token]
+        caller.signal(goodbye=goodbye)
+        await eventually(lambda: caller.stream is None)
+        await eventually(lambda: mesh._link().up and mesh._link().resume_token != caller.token)
+
+
+async def test_a_goodbye_that_names_this_very_process_ends_none_of_its_agents(node: FakeNode) -> None:
+    agent = new_agent(node)
+    agent.handler(lambda data: data)
+    async with agent:
+        dials = node.dials
+        goodbye = frames.Goodbye(code=frames.Goodbye.REPLACED, reason="a newer stream", incarnation=incarnation())
+        node.session.signal(goodbye=goodbye)
+        await eventually(lambda: node.dials > dials and node.session.stream is not None)
+        assert agent._host is not None and not agent._host.gone.is_set()
+
+
+async def test_an_agent_attached_while_there_is_no_stream_is_registered_after_the_resume(node: FakeNode) -> None:
+    first, second = new_agent(node), Agent("late", transport=node, drain_timeout=1.0)
+    first._own_link = False
+    for agent in (first, second):
+        agent.handler(lambda data: data)
+    async with first:
+        session = node.session
+        session.cut()
+        async with asyncio.timeout(5), second:
+            assert node.session is session
+            assert set(session.agents) == {first.agent_id, second.agent_id}
+        session.cut()
+        assert first._host is not None
+        first._host.owner.detach(first._host, "left while there was no stream")
+        await eventually(lambda: first.agent_id not in session.agents)
+
+
+async def test_progress_is_told_ten_times_a_second_and_the_last_one_is(node: FakeNode, mesh: ConnectedMesh) -> None:
+    agent = new_agent(node)
+    go = asyncio.Event()
+
+    @agent.handler
+    async def work(data: Any, ctx: Context) -> None:
+        for percent in range(101):
+            await ctx.progress(percent)
+        await go.wait()
+
+    def told() -> list[float]:
+        signals = node.session_of(agent.agent_id).signals
+        return [s.progress.percent for s in signals if s.WhichOneof("kind") == "progress" and not s.progress.started]
+
+    async with agent:
+        call = asyncio.create_task(mesh.request(1, capabilities=["work"], timeout=10))
+        await eventually(lambda: told()[-1:] == [100.0])
+        assert told() == [0.0, 100.0]
+        go.set()
+        await call
