@@ -85,9 +85,9 @@ class MeshLink:
 
     # ---- sending ----
 
-    def send(self, data: bytes, priority: int = NORMAL) -> Item:
-        """Queue a serialised envelope. Bounds are kept by `room`."""
-        item = self.link.put_bytes(data, boot_time(), priority)
+    def send(self, data: bytes, priority: int = NORMAL, now: float = 0.0) -> Item:
+        """Queue a serialised envelope. Bounds are kept by `room`; `now` spares the look at the clock."""
+        item = self.link.put_bytes(data, now or boot_time(), priority)
         outlet = self.outlet
         if outlet is not None:
             outlet.wake()
@@ -261,7 +261,7 @@ class MeshLink:
         self.resume_token = welcome.resume_token
         if welcome.HasField("limits"):
             self.limits = welcome.limits
-        self._redial.connected(boot_time(), welcome.peers)
+        self._redial.connected(boot_time(), welcome.peers, resumed=welcome.resumed)
         self._trouble, self._trouble_logged = "", -_LOG_EVERY_S
         self._up.set()
 

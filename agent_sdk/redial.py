@@ -2,7 +2,9 @@
 
 The same node comes first, at once (within 200 ms): a cut stream is resumed there. From the second try on the wait
 grows with full jitter; after a second of failing the next address of the list has its turn. A connection that did
-not hold for ten seconds counts as a failure, so a node that flaps is not hammered.
+not hold for ten seconds counts as a failure, so a node that flaps is not hammered; but one that resumed the link and
+held for half a second shows that the node is well and only the way to it was cut (a middlebox that resets streams):
+then the next dial is at once again, or the waits would outgrow the resume window.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from agentreach.policy.backoff import Backoff
 
 SAME_NODE_S = 1.0  # how long the same node is tried before the next address (contract.md, "Resume")
 _AT_ONCE_S = 0.2
+_RESUMED_HELD_S = 0.5  # at most two dials a second of a process whose way to the node is cut again and again
 _FIRST_S, _CAP_S = 0.5, 20.0
 
 
@@ -26,6 +29,7 @@ class Redial:
         self._failing_since: float | None = None
         self._backoff = Backoff(_FIRST_S, _CAP_S, at_once_s=_AT_ONCE_S)
         self._dialled = False
+        self._resumed_at: float | None = None
 
     @property
     def address(self) -> str:
@@ -48,15 +52,19 @@ class Redial:
             return 0.0
         return self._backoff.next_s(rng)
 
-    def connected(self, now: float, peers: Sequence[str]) -> None:
-        """A node welcomed us and told its peers."""
+    def connected(self, now: float, peers: Sequence[str], *, resumed: bool = False) -> None:
+        """A node welcomed us and told its peers; `resumed`: it knew the link and went on with it."""
         self._backoff.connected(now)
+        self._resumed_at = now if resumed else None
         self._failing_since = None
         self._peers = list(peers)
 
     def failed(self, now: float) -> None:
         """The stream ended, or none came about."""
         self._backoff.failed(now)
+        if self._resumed_at is not None and now - self._resumed_at >= _RESUMED_HELD_S:
+            self._backoff.reset()
+        self._resumed_at = None
         if self._failing_since is None:
             self._failing_since = now
         elif now - self._failing_since >= SAME_NODE_S:

@@ -44,6 +44,29 @@ def test_a_node_that_flaps_is_dialled_ever_more_rarely() -> None:
     assert redial.wait_s(draw) <= 0.2
 
 
+def test_a_way_that_is_cut_again_and_again_is_redialled_at_once_as_long_as_the_link_resumes() -> None:
+    redial = Redial(["a:1"])
+    redial.wait_s(draw)
+    now = 0.0
+    for _ in range(20):
+        redial.connected(now, [], resumed=True)
+        now += 1.0
+        redial.failed(now)
+        assert redial.wait_s(draw) <= 0.2
+
+
+def test_resuming_and_breaking_in_the_same_moment_is_no_success() -> None:
+    redial = Redial(["a:1"])
+    redial.wait_s(draw)
+    waits, now = [], 0.0
+    for _ in range(8):
+        redial.connected(now, [], resumed=True)
+        now += 0.1
+        redial.failed(now)
+        waits.append(redial.wait_s(draw))
+    assert waits[-1] >= 10
+
+
 def test_peers_that_a_node_told_are_dialled_after_the_list() -> None:
     redial = Redial(["a:1"])
     assert not redial.elsewhere
