@@ -56,7 +56,8 @@ class FaultProxy:
         self._passing = {UP: asyncio.Event(), DOWN: asyncio.Event()}
         self._relays: dict[asyncio.Task[None], _Relay] = {}
         self._server: asyncio.Server | None = None
-        self.heal()
+        for passing in self._passing.values():
+            passing.set()
 
     @property
     def address(self) -> str:
@@ -251,13 +252,12 @@ def obey(proxy: FaultProxy, line: str) -> str:
 
 
 async def _serve(options: argparse.Namespace) -> None:
-    proxy = FaultProxy(options.to, listen=options.listen)
+    proxy = FaultProxy(options.to, listen=options.listen, delay_s=options.delay, bytes_per_s=options.rate)
     loop = asyncio.get_running_loop()
     over = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, over.set)
     async with proxy:
-        proxy.delay_s, proxy.bytes_per_s = options.delay, options.rate
         print(f"{proxy.address} → {options.to}", flush=True)
         orders = asyncio.create_task(_orders(proxy))
         resets = asyncio.create_task(_resets(proxy, options.reset_every))

@@ -177,9 +177,11 @@ async def test_a_delay_counts_both_ways_and_keeps_order(proxy: FaultProxy) -> No
         assert time.monotonic() - began < 1.5, "delays of chunks must not add up"
 
 
-async def test_a_slow_way_takes_its_time(proxy: FaultProxy) -> None:
-    proxy.bytes_per_s = 100_000
-    async with dialled(proxy.address) as (reader, writer):
+async def test_a_slow_way_takes_its_time(server: EchoServer) -> None:
+    async with (
+        FaultProxy(server.address, bytes_per_s=100_000) as proxy,
+        dialled(proxy.address) as (reader, writer),
+    ):
         began = time.monotonic()
         await echoed(reader, writer, bytes(20_000))
         assert time.monotonic() - began >= 0.3

@@ -49,6 +49,7 @@ class RawLink:
         self.acks = True
         """False: never acknowledge anything, as a process does that is frozen behind a live transport."""
         self.welcome = Welcome()
+        self._writing = asyncio.Lock()  # concurrent writes lose messages
         self.reader: asyncio.Task[None] | None = None
 
     def read_on(self) -> None:
@@ -88,14 +89,19 @@ class RawLink:
 
     async def write(self, frame: Frame | bytes) -> None:
         """Write this, whatever it is."""
+        async with self._writing:
+            await self._write(frame)
+
+    async def _write(self, frame: Frame | bytes) -> None:
         data = frame if isinstance(frame, bytes) else frame.SerializeToString()
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await self._call.write(data)
 
     async def send(self, *envelopes: Envelope, signals: Sequence[Signal] = ()) -> None:
         """Write these in the next numbered frame."""
-        self.seq += 1
-        await self.write(Frame(seq=self.seq, ack=self._ack(), envelopes=envelopes, signals=signals))
+        async with self._writing:
+            self.seq += 1
+            await self._write(Frame(seq=self.seq, ack=self._ack(), envelopes=envelopes, signals=signals))
 
     async def signal(self, *signals: Signal) -> None:
         """Write signals of the kind that is not numbered."""

@@ -25,7 +25,7 @@ CLIENT_OPTIONS: Options = [
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 500),
+    ("grpc.min_reconnect_backoff_ms", 3_000),  # in truth: how long one attempt may take to its first SETTINGS frame
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
 

@@ -1,0 +1,439 @@
+"""Links between real processes over a network that misbehaves: what is lost is told, and nothing else is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import secrets
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2
+
+from agent_sdk import Mesh, NoAgentAvailable, ReachError, connect
+from agentreach.aio.options import CLIENT_OPTIONS
+from agentreach.v1 import envelope_pb2 as pb
+from agentreach.v1.envelope_pb2 import Envelope
+from agentreach.v1.frame_pb2 import Goodbye, Signal
+from tests.support.agents import agent_process, eventually, make, usable
+from tests.support.node import NodeProcess, start_node
+from tests.support.rawlink import raw_link, request, response
+from tools.faultproxy import BOTH, DOWN, UP, FaultProxy, Way
+
+LINK_DEAD_S = 3 * 0.5  # three of QUICK's heartbeats
+RESUME_S = 1.0  # QUICK's resume_window_s
+SETTLE_S = RESUME_S  # a lost agent's requests are settled within it
+BUSY_S = 3.0  # what a loaded machine may add to any of these
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[NodeProcess]:
+    with start_node() as node:
+        yield node
+
+
+def name(agent_type: str) -> str:
+    """An agent_id that no other test uses."""
+    return f"{agent_type}/{secrets.token_hex(4)}"
+
+
+async def nothing_in_flight(node: NodeProcess) -> None:
+    """Wait until every request has ended: the gauge is back to 0."""
+
+    async def none() -> bool:
+        return await node.metric("reach_requests_in_flight") == 0
+
+    await eventually(none, "no request is in flight")
+
+
+async def outcome(mesh: Mesh, data: Any, **how: Any) -> str:
+    """ "OK" or the error's code."""
+    try:
+        await mesh.request(data, **how)
+    except ReachError as error:
+        return str(error.code)
+    return "OK"
+
+
+class TestAPeerIsGone:
+    """Goodbye, half-close and death are three things (A1); who waited is told (A5)."""
+
+    async def test_goodbye_is_voluntary_and_everything_else_is_a_loss(self, node: NodeProcess) -> None:
+        held: asyncio.Queue[Envelope] = asyncio.Queue()
+
+        def take(envelope: Envelope) -> Envelope | None:
+            if envelope.payload.body == b"hold":
+                held.put_nowait(envelope)
+                return None
+            return response(envelope, "ok") if envelope.type == pb.REQUEST else None
+
+        ids = name("polite"), name("closing")
+        killed = name("killed")
+        async with (
+            connect(node.grpc, own_link=True) as mesh, raw_link(node.grpc, agents=[ids[0]], taker=take) as polite,
+            raw_link(node.grpc, agents=[ids[1]], taker=take) as closing,
+        ):  # fmt: skip
+            with agent_process(node.grpc, killed) as worker:
+                for agent_id in (*ids, killed):
+                    await usable(mesh, agent_id=agent_id)
+                asked = [asyncio.create_task(outcome(mesh, "hold", agent_id=each, timeout=60)) for each in ids]
+                asked.append(asyncio.create_task(outcome(mesh, {"n": 1, "sleep": 60}, agent_id=killed, timeout=60)))
+                for _ in ids:
+                    await asyncio.wait_for(held.get(), 10)
+
+                async def started() -> bool:
+                    return worker.runs() == ["1"]
+
+                await eventually(started, "the third has begun")
+                began = time.monotonic()
+                await polite.signal(Signal(goodbye=Goodbye(code=Goodbye.NORMAL, reason="done")))
+                await closing.half_close()
+                worker.process.kill()
+                assert await asyncio.gather(*asked) == ["AGENT_LOST"] * 3
+                assert time.monotonic() - began < SETTLE_S + BUSY_S
+        assert "said goodbye (done)" in node.log and "link cut" in node.log
+        await nothing_in_flight(node)
+
+    @pytest.mark.parametrize("frozen_first", [False, True])
+    async def test_all_who_wait_for_a_killed_worker_are_told(self, node: NodeProcess, frozen_first: bool) -> None:
+        agent_id = name("doomed")
+        async with connect(node.grpc, own_link=True) as mesh:
+            with agent_process(node.grpc, agent_id) as worker:
+                await usable(mesh, agent_id=agent_id)
+                if frozen_first:
+                    worker.process.send_signal(signal.SIGSTOP)
+                asked = [
+                    asyncio.create_task(outcome(mesh, {"n": n, "sleep": 60}, agent_id=agent_id, timeout=60))
+                    for n in range(20)
+                ]
+
+                async def delivered() -> bool:
+                    if frozen_first:
+                        return await node.metric("reach_requests_in_flight") == 20
+                    return len(worker.runs()) == 20
+
+                await eventually(delivered, "all are under way")
+                began = time.monotonic()
+                worker.process.kill()
+                found = await asyncio.gather(*asked)
+                assert time.monotonic() - began < SETTLE_S + BUSY_S
+                assert set(found) == {"AGENT_LOST"}
+        await nothing_in_flight(node)
+
+
+class TestHalfOpen:
+    @pytest.mark.parametrize("ways", [UP, DOWN, BOTH], ids=["up", "down", "both"])
+    async def test_a_deaf_link_leaves_routing_in_time_and_comes_back_by_itself(
+        self, node: NodeProcess, ways: Way
+    ) -> None:
+        agent_id = name("deaf")
+        async with FaultProxy(node.grpc) as proxy, connect(node.grpc, own_link=True) as mesh:
+            with agent_process(proxy.address, agent_id) as worker:
+                await usable(mesh, agent_id=agent_id)
+                proxy.blackhole(ways)
+                fell_at = time.monotonic()
+
+                async def refused() -> bool:
+                    code = await outcome(mesh, "x", agent_id=agent_id, timeout=0.3)
+                    return code in ("NO_ROUTE", "NO_AGENT_AVAILABLE")
+
+                await eventually(refused, "it is out of routing", limit_s=LINK_DEAD_S + RESUME_S + BUSY_S)
+                began = time.monotonic()
+                assert await outcome(mesh, "x", agent_id=agent_id, timeout=10) in ("NO_ROUTE", "NO_AGENT_AVAILABLE")
+                assert time.monotonic() - began < 1, "a request to it must fail fast"
+                proxy.heal()
+                await usable(mesh, agent_id=agent_id, limit_s=25)
+                assert worker.process.poll() is None
+                assert time.monotonic() - fell_at < 40
+
+    async def test_a_worker_that_was_frozen_is_out_and_back_when_it_thaws(self, node: NodeProcess) -> None:
+        agent_id = name("frozen")
+        async with connect(node.grpc, own_link=True) as mesh:
+            with agent_process(node.grpc, agent_id) as worker:
+                await usable(mesh, agent_id=agent_id)
+                worker.process.send_signal(signal.SIGSTOP)
+
+                async def refused() -> bool:
+                    code = await outcome(mesh, "x", agent_id=agent_id, timeout=0.3)
+                    return code in ("NO_ROUTE", "NO_AGENT_AVAILABLE")
+
+                await eventually(refused, "it is out of routing", limit_s=LINK_DEAD_S + RESUME_S + BUSY_S)
+                worker.process.send_signal(signal.SIGCONT)
+                await usable(mesh, agent_id=agent_id, limit_s=20)
+
+
+class TestTakeover:
+    """A4: the cleanup of an old connection never touches the new one."""
+
+    async def once(self, node: NodeProcess, mesh: Mesh, seed: int, *, same_process: bool) -> None:
+        rng = random.Random(seed)
+        agent_id = name("moving")
+        incarnations = [secrets.token_bytes(16)] * 2 if same_process else [secrets.token_bytes(16) for _ in range(2)]
+        async with contextlib.AsyncExitStack() as links, FaultProxy(node.grpc) as proxy:
+            old = await links.enter_async_context(
+                raw_link(
+                    proxy.address, agents=[agent_id], taker=lambda each: response(each, "old"),
+                    incarnation=incarnations[0],
+                )
+            )  # fmt: skip
+            await usable(mesh, agent_id=agent_id)
+            proxy.hold()
+            new = await links.enter_async_context(
+                raw_link(
+                    node.grpc, agents=[agent_id], taker=lambda each: response(each, "new"), incarnation=incarnations[1]
+                )
+            )
+            assert not new.welcome.agents[0].HasField("error")
+            await usable(mesh, agent_id=agent_id)
+            asked = asyncio.create_task(mesh.request("x", agent_id=agent_id, timeout=10))
+            await asyncio.sleep(rng.random() * 0.05)
+            rng.choice((proxy.heal, proxy.reset, lambda: proxy.half_close(UP)))()
+            beating = asyncio.create_task(self.beat(new, agent_id))
+            try:
+                assert (await asked).data == "new"
+                for _ in range(int(1.5 * RESUME_S / 0.1)):  # longer than the old link's resume window
+                    assert (await mesh.request("x", agent_id=agent_id, timeout=10)).data == "new"
+                    await asyncio.sleep(0.1)
+            finally:
+                beating.cancel()
+                old.reader.cancel() if old.reader is not None else None
+
+    @staticmethod
+    async def beat(link: Any, agent_id: str) -> None:
+        while True:
+            await link.beat(agent_id)
+            await asyncio.sleep(0.3)
+
+    @pytest.mark.parametrize("same_process", [True, False], ids=["same-process", "another-process"])
+    async def test_the_second_link_stays_whatever_becomes_of_the_first(
+        self, node: NodeProcess, same_process: bool
+    ) -> None:
+        async with connect(node.grpc, own_link=True) as mesh, asyncio.TaskGroup() as rounds:
+            for seed in range(8):
+                rounds.create_task(self.once(node, mesh, seed, same_process=same_process))
+
+    @pytest.mark.soak
+    @pytest.mark.timeout(600)
+    async def test_the_second_link_stays_fifty_times(self, node: NodeProcess) -> None:
+        async with connect(node.grpc, own_link=True) as mesh:
+            for seed in range(50):
+                await self.once(node, mesh, seed, same_process=seed % 2 == 0)
+
+
+async def resets_cost_nothing(
+    node: NodeProcess, for_s: float, every_s: float, message_every_s: float, *, sessions: int, agent_too: bool
+) -> None:
+    """A13: a relay resets every stream; every message is handled once and answered.
+
+    A message of a session waits for its owner's link. Any other is answered NO_AGENT_AVAILABLE while the only agent's
+    link is cut (nothing has run, and a caller may ask again): the caller here does so with the same message_id.
+    """
+    agent_id = name("steady")
+    async with FaultProxy(node.grpc) as proxy:
+        agent_url = proxy.address if agent_too else node.grpc
+        with agent_process(agent_url, agent_id) as worker:
+            async with connect(proxy.address, own_link=True) as mesh:
+                await usable(mesh, agent_id=agent_id)
+                over = asyncio.Event()
+
+                async def reset() -> None:
+                    while not over.is_set():
+                        await asyncio.sleep(every_s)
+                        proxy.reset()
+
+                async def ask(n: int) -> Any:
+                    how: dict[str, Any] = (
+                        {"session": f"s{n % sessions}"} if sessions else {"message_id": f"{agent_id}-{n}"}
+                    )
+                    while True:
+                        try:
+                            return (await mesh.request({"n": n}, agent_id=agent_id, timeout=30, **how)).data
+                        except NoAgentAvailable as error:
+                            assert agent_too and not sessions, error
+                            assert error.retryable and not error.may_have_executed
+                            await asyncio.sleep(0.05)
+
+                resets = asyncio.create_task(reset())
+                count = int(for_s / message_every_s)
+                asked = []
+                for n in range(count):
+                    asked.append(asyncio.create_task(ask(n)))
+                    await asyncio.sleep(message_every_s)
+                found = await asyncio.gather(*asked, return_exceptions=True)
+                over.set()
+                await resets
+                assert found == list(range(count))
+                assert sorted(map(int, worker.runs())) == list(range(count)), "lost or doubled"
+                assert proxy.connections >= for_s / every_s * 0.5
+    assert await node.metric("reach_link_resumes_total") > 0
+
+
+@pytest.mark.parametrize(
+    ("sessions", "agent_too"), [(3, True), (0, False), (0, True)], ids=["sessions", "the-callers", "everybodys"]
+)
+async def test_a_relay_that_resets_every_second_costs_no_message(sessions: int, agent_too: bool) -> None:
+    async with start_node(resume_window_s=5, settle_min_s=2) as node:
+        await resets_cost_nothing(node, 6, 1, 0.05, sessions=sessions, agent_too=agent_too)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+async def test_a_relay_that_resets_every_20_s_costs_no_message_in_10_minutes() -> None:
+    with start_node(resume_window_s=10, heartbeat_interval_s=10, lease_ttl_s=30, settle_min_s=1) as node:
+        await resets_cost_nothing(node, 600, 20, 1, sessions=3, agent_too=True)
+
+
+class TestTheNodeIsAway:
+    """A6, A8, K7: whatever an agent was doing, it is back by itself, with all it declared, and nothing ran twice."""
+
+    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
+    async def test_idle_and_busy_agents_are_back_after_a_restart_of_the_node(self, number: signal.Signals) -> None:
+        async with start_node(drain_timeout_s=0.3) as node:
+            idle, busy = name("idle"), name("busy")
+            with (
+                agent_process(node.grpc, idle, "--capabilities", "one,two,three") as idler,
+                agent_process(node.grpc, busy) as worker,
+            ):
+                async with connect(node.grpc, own_link=True) as mesh:
+                    await usable(mesh, agent_id=idle)
+                    await usable(mesh, agent_id=busy)
+                    asked = asyncio.create_task(outcome(mesh, {"n": 1, "sleep": 2}, agent_id=busy, timeout=30))
+
+                    async def started() -> bool:
+                        return worker.runs() == ["1"]
+
+                    await eventually(started, "the task has begun")
+                    await node.end(number)
+                    await node.restart()
+                    found = await asyncio.wait_for(asked, 35)
+                    assert found in ("OK", "AGENT_LOST", "CANCELLED", "SHUTTING_DOWN", "NO_ROUTE"), found
+                    await usable(mesh, agent_id=idle, limit_s=30)
+                    await usable(mesh, agent_id=busy, limit_s=30)
+                    assert worker.runs() == ["1"], "the task must not run twice"
+                    for n, capability in enumerate(("one", "two", "three")):
+                        reply = await mesh.request({"n": n}, capabilities=[capability], timeout=10)
+                        assert reply.data == n
+                    assert idler.runs() == ["0", "1", "2"]
+
+    async def test_an_agent_that_was_started_before_its_node_joins_when_it_is_there(self) -> None:
+        node = start_node()
+        try:
+            with agent_process(node.grpc, "early/1") as early:
+
+                async def knocked() -> bool:
+                    return "no node reached" in early.log
+
+                await eventually(knocked, "it has tried")
+                node.start()
+                await node.ready()
+                async with connect(node.grpc, own_link=True, timeout=20) as mesh:
+                    await usable(mesh, agent_id="early/1", limit_s=30)
+        finally:
+            node.close()
+
+    async def test_a_stop_while_redialling_is_prompt_and_a_bad_address_ends_it_at_once(self) -> None:
+        with agent_process("127.0.0.1:1", "lonely/1") as lonely, agent_process("not an address", "lost/1") as lost:
+
+            async def knocked() -> bool:
+                return "no node reached" in lonely.log
+
+            await eventually(knocked, "it has tried")
+            began = time.monotonic()
+            lonely.process.send_signal(signal.SIGTERM)
+            assert await lonely.ended() == 0
+            assert time.monotonic() - began < 1 + BUSY_S
+            assert await lost.ended() != 0
+            assert "not an address" in lost.log
+
+
+async def test_a_stuck_loop_takes_an_agent_out_of_routing_although_its_process_lives() -> None:
+    """A15, J2: no side channel keeps it; when it thaws it is back, and nothing ran twice."""
+    agent_id = name("stuck")
+    settings = {"probe_interval_busy_s": 0.2, "probe_timeout_s": 0.3, "lease_ttl_s": 20, "heartbeat_interval_s": 5}
+    async with start_node(**settings, accept_timeout_s=0.5) as node, connect(node.grpc, own_link=True) as mesh:
+        with agent_process(node.grpc, agent_id) as worker:
+            await usable(mesh, agent_id=agent_id)
+            blocked = asyncio.create_task(outcome(mesh, {"n": 1, "block": 4}, agent_id=agent_id, timeout=20))
+
+            async def refused() -> bool:
+                return await outcome(mesh, "x", agent_id=agent_id, timeout=0.3) == "NO_AGENT_AVAILABLE"
+
+            await eventually(refused, "it is out of routing", limit_s=4)
+            assert worker.process.poll() is None
+            assert await blocked == "OK"
+            await usable(mesh, agent_id=agent_id)
+            assert worker.runs() == ["1"]
+            assert "work" in worker.log and "block" in worker.log, "the handler is named"
+
+
+async def test_300_calls_on_one_connection_do_not_hold_up_health_or_a_single_call(node: NodeProcess) -> None:
+    """A12."""
+    agent = make(name("patient"), node.grpc, own_link=True)
+    async with agent, connect(node.grpc, own_link=True) as mesh:
+        await usable(mesh, agent_id=agent.agent_id)
+        waiting = request(target=pb.Target(agent_id=agent.agent_id), timeout_ms=60_000)
+        waiting.payload.json.struct_value.update({"forever": True})
+        async with grpc.aio.insecure_channel(node.grpc, options=[*CLIENT_OPTIONS]) as channel:
+            stream = channel.unary_stream("/agentreach.v1.MeshService/InvokeStream")
+            calls = [stream(waiting.SerializeToString()) for _ in range(300)]
+
+            async def all_there() -> bool:
+                return await node.metric("reach_requests_in_flight") == 300
+
+            await eventually(all_there, "300 are in flight")
+            began = time.monotonic()
+            check = channel.unary_unary("/grpc.health.v1.Health/Check")
+            status = health_pb2.HealthCheckResponse.FromString(await check(b"", timeout=10)).status
+            assert status == health_pb2.HealthCheckResponse.SERVING
+            assert (await mesh.request("x", agent_id=agent.agent_id, timeout=10)).data == "x"
+            assert time.monotonic() - began < 1 + BUSY_S
+            for call in calls:
+                call.cancel()
+        await nothing_in_flight(node)
+
+
+async def silence_costs_nothing(for_s: float, **settings: Any) -> None:
+    """A3: an idle link is neither cut nor resumed; also one of a bare client that pings every 10 s."""
+    async with start_node(**settings) as node:
+        options = [("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_permit_without_calls", 1)]
+        async with (
+            make("idle/1", node.grpc, own_link=True) as agent, connect(node.grpc, own_link=True) as mesh,
+            grpc.aio.insecure_channel(node.grpc, options=options) as bare,
+        ):  # fmt: skip
+            await usable(mesh, agent_id=agent.agent_id)
+            watch = bare.unary_stream("/grpc.health.v1.Health/Watch")(b"")
+            assert await watch.read()
+            tokens = agent._link().resume_token, mesh._link().resume_token
+            await asyncio.sleep(for_s)  # the silence itself
+            assert not watch.done()
+            assert (await mesh.request("x", agent_id=agent.agent_id, timeout=10)).data == "x"
+            assert (agent._link().resume_token, mesh._link().resume_token) == tokens
+            assert await node.metric("reach_link_resumes_total") == 0
+            assert "link cut" not in node.log
+            watch.cancel()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+async def test_twelve_silent_minutes_with_the_defaults_cut_nothing() -> None:
+    await silence_costs_nothing(720, lease_ttl_s=30, heartbeat_interval_s=10, resume_window_s=10)
+
+
+async def test_silence_longer_than_two_pings_cuts_nothing() -> None:
+    await silence_costs_nothing(13, lease_ttl_s=120, heartbeat_interval_s=60)
+
+
+async def test_a_node_far_away_is_reached_and_stays_reached() -> None:
+    """A way of 0.7 s in each direction: longer than a loaded or distant node may take to say its first word."""
+    async with (
+        start_node(heartbeat_interval_s=5, lease_ttl_s=20) as node, FaultProxy(node.grpc, delay_s=0.7) as proxy,
+        connect(proxy.address, own_link=True, timeout=20) as mesh,
+    ):  # fmt: skip
+        assert await outcome(mesh, "x", agent_type="nobody", timeout=20) == "NO_ROUTE"
+        assert proxy.connections == 1
