@@ -37,9 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("agent_sdk")
 
-QUEUED_MAX = (
-    1000  # messages that wait in the agent; the node reserves slots, so these are a session's lane or leftovers
-)
+QUEUED_MAX = 1000  # messages that wait in the agent: the node reserves slots, so a session's lane or leftovers
 _TIMEOUT_MS_UNKNOWN = 600_000
 _TELL_EVERY_S = 10.0
 _LANES = {pb.HIGH: HIGH, pb.LOW: LOW}
@@ -60,10 +58,8 @@ class Host:
         self.failure: BaseException | None = None
         self.gone = asyncio.Event()
         """Set when the agent is no longer registered and will not be: `failure` says why, if it was not our wish."""
-        self.registered = asyncio.Event()
-        """Set while the node knows the agent, and once there is a `failure`."""
-        self.ready = asyncio.Event()
-        """Set once the node would route to the agent, and once there is a `failure`."""
+        self.registered = asyncio.Event()  # set while the node knows the agent, and once there is a `failure`
+        self.ready = asyncio.Event()  # set once the node would route to the agent, and once there is a `failure`
         self.draining = False
         self.pool: ThreadPoolExecutor | None = None
         self._probe_pool: ThreadPoolExecutor | None = None
@@ -119,13 +115,12 @@ class Host:
         reply = frames.Signal(
             probe_reply=frames.ProbeReply(agent_id=self.agent_id, nonce=probe.nonce, ready=not self.draining)
         )
-        loop = self.owner.loop
         if self.pool is None:
-            loop.call_soon(self._probed, reply)
+            self.owner.loop.call_soon(self._probed, reply)
             return
         if self._probe_pool is None:
             self._probe_pool = ThreadPoolExecutor(1, "agent_sdk probe")
-        self._probe_pool.submit(loop.call_soon_threadsafe, self._probed, reply)
+        self._probe_pool.submit(self.owner.loop.call_soon_threadsafe, self._probed, reply)
 
     def _probed(self, reply: frames.Signal) -> None:
         self.owner.signal(reply)
@@ -145,9 +140,8 @@ class Host:
 
     # ---- what comes in ----
 
-    def deliver(self, envelope: pb.Envelope, now: float, lost_ms: int) -> None:
-        """Take a REQUEST, a CANCEL or an EVENT for this agent. `lost_ms` has passed since its time was stamped."""
-        kind = envelope.type
+    def deliver(self, envelope: pb.Envelope, now: float, lost_ms: int, kind: int) -> None:
+        """Take a REQUEST, a CANCEL or an EVENT (`kind`) for this agent; `lost_ms` have passed since it was stamped."""
         if kind == pb.CANCEL:
             self._cancel(envelope)
             return
@@ -156,7 +150,8 @@ class Host:
         if work is not None:
             self._join(work, envelope, now, lost_ms)
             return
-        if not envelope.fresh:
+        fresh = envelope.fresh
+        if not fresh:
             known = self._replies.known(key, now)
             if known is not None:
                 self._replay(envelope, known)
@@ -171,7 +166,7 @@ class Host:
             if replies:
                 self._refuse(envelope, error_pb2.REJECTED, f"{self.agent_id} has no handler for this")
             return
-        work = Work(self, key, envelope, handler, now - lost_ms / 1000, now + (left_ms - lost_ms) / 1000)
+        work = Work(self, key, envelope, handler, now - lost_ms / 1000, now + (left_ms - lost_ms) / 1000, fresh)
         work.waiters.append((envelope.entry, envelope.attempt, envelope.epoch))
         work.replies = replies
         self._take(work)
@@ -207,16 +202,14 @@ class Host:
         if self.owner._ticker is None:
             self.owner.tick_on()
         if self._lanes.admit(work) or (self.record.reentrant and self._within_own_call(work)):
-            work.task = self.owner.loop.create_task(run(work))
+            self._start(work)
 
     def _event_dropped(self, work: Work) -> None:
         self._events_dropped += 1
         if work.received - self._events_dropped_told >= _TELL_EVERY_S:
             self._events_dropped_told = work.received
-            log.warning(
-                "%s: events come faster than handler %s takes them; %d dropped so far",
-                *(self.agent_id, work.handler.name, self._events_dropped),
-            )
+            told = "%s: events come faster than handler %s takes them; %d dropped so far"
+            log.warning(told, self.agent_id, work.handler.name, self._events_dropped)
 
     def _within_own_call(self, work: Work) -> bool:
         """True if an ancestor of this message runs here: the call tree may use its slot again."""
@@ -254,7 +247,7 @@ class Host:
         )
 
     def _replay(self, envelope: pb.Envelope, known: Known) -> None:
-        cores, fingerprint = known
+        cores, tail, fingerprint = known
         if fingerprint != fingerprint_of(envelope):
             self._conflict(envelope)
             return
@@ -264,7 +257,7 @@ class Host:
         waiter = (envelope.entry, envelope.attempt, envelope.epoch)
         correlation = correlation_field(envelope.message_id)
         for core in cores:
-            self.owner.send(addressed(self.head, correlation, waiter, core))
+            self.owner.send(addressed(self.head, correlation, waiter, core, tail if core is cores[-1] else b""))
 
     def _items_gone(self, envelope: pb.Envelope) -> None:
         self._refuse(
@@ -327,26 +320,26 @@ class Host:
         self._last_completed = now
         work.ended = True
         started = work.started or now
-        core += timing(int((started - work.received) * 1e6), int((now - started) * 1e6))
+        tail = timing(int((started - work.received) * 1e6), int((now - started) * 1e6))
         self._running.pop(work.key, None)
         try:
             if work.replies:
                 if keep:
-                    self._replies.remember(work, core, now)
-                self.answer(work, core)
+                    self._replies.remember(work, core, tail, now)
+                self.answer(work, core, tail, now)
         finally:  # whatever goes wrong, the place is free again
             for following in self._lanes.release(work):
                 self._start(following)
             self._settled()
 
-    def answer(self, work: Work, core: bytes) -> None:
-        """Send one answer, or one item, to everybody who waits."""
+    def answer(self, work: Work, core: bytes, tail: bytes = b"", now: float = 0.0) -> None:
+        """Send one answer, or one item, to everybody who waits. `now` spares the look at the clock."""
         if not work.replies:
             return
         correlation = correlation_field(work.message_id)
         send, ended, unacknowledged = self.owner.send, work.ended, self._unacknowledged
         for waiter in work.waiters:
-            item = send(addressed(self.head, correlation, waiter, core), work.lane)
+            item = send(addressed(self.head, correlation, waiter, core, tail), work.lane, now)
             if ended:
                 while unacknowledged and unacknowledged[0][1].accepted:
                     unacknowledged.popleft()

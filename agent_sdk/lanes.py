@@ -73,7 +73,7 @@ class Lanes(Generic[W]):
         self.active -= 1
         if work.session is not None:
             self._leave_lane(work.session)
-        return self._start()
+        return self._start() if self._for_slot else []
 
     def withdraw(self, work: W) -> list[W]:
         """Take back a work that waits. Returns what starts instead."""

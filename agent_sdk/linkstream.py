@@ -245,7 +245,7 @@ class LinkStream:
                 else:
                     host = hosts.get(envelope.recipient)
                     if host is not None:
-                        host.deliver(envelope, now, lost_ms)
+                        host.deliver(envelope, now, lost_ms, kind)
                     elif kind != pb.CANCEL:
                         self._nobody(envelope)
             except Exception:  # one envelope must not end the link for the others

@@ -34,6 +34,12 @@ def octets_payload(data: bytes) -> bytes:
     return b"".join((_OCTETS, varint(len(data)), data))
 
 
+def octets_field(data: bytes) -> bytes:
+    """The payload field of plain bytes, made with one copy."""
+    size = varint(len(data))
+    return b"".join((PAYLOAD, varint(len(_OCTETS) + len(size) + len(data)), _OCTETS, size, data))
+
+
 class Route:
     """A target as it goes on the wire. `head` starts the envelope, `target` is what content is compared by."""
 

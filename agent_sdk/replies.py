@@ -15,8 +15,9 @@ from agentreach.v1 import envelope_pb2 as pb
 ENTRIES_MAX, BYTES_MAX, AGE_S = 50_000, 32 << 20, 600.0  # twice: for fresh ids and for all others
 _ENTRY_BYTES = 256  # what an entry costs besides its answer
 
-Known = tuple[tuple[bytes, ...], int]
-"""The answers to a finished message (none: its items were too many to keep), and the fingerprint of its content."""
+Known = tuple[tuple[bytes, ...], bytes, int]
+"""The answers to a finished message (none: its items were too many to keep), what the last one ends with, and the
+fingerprint of the message's content."""
 
 
 class Replies:
@@ -30,18 +31,22 @@ class Replies:
         """The answers to a message, None if it is not known."""
         return self._fresh.get(key, now) or self._others.get(key, now)
 
-    def remember(self, work: Work, core: bytes, now: float) -> None:
-        """Keep a final answer, and the items that came before it."""
-        table = self._fresh if work.envelope.fresh else self._others
-        fingerprint = fingerprint_of(work.envelope)
+    def remember(self, work: Work, core: bytes, tail: bytes, now: float) -> None:
+        """Keep a final answer, in two parts so that a large one is not copied, and the items that came before it."""
+        table = self._fresh if work.fresh else self._others
+        body = work.body
+        fingerprint = _fingerprint(body) if body is not None else fingerprint_of(work.envelope)
         if not work.handler.streams:
-            table.put(work.key, ((core,), fingerprint), len(core) + _ENTRY_BYTES, now)
+            table.put(work.key, ((core,), tail, fingerprint), len(core) + _ENTRY_BYTES, now)
             return
         cores = (*work.items, core) if work.items is not None else ()
-        table.put(work.key, (cores, fingerprint), work.items_bytes + _ENTRY_BYTES, now)
+        table.put(work.key, (cores, tail, fingerprint), work.items_bytes + _ENTRY_BYTES, now)
 
 
 def fingerprint_of(envelope: pb.Envelope) -> int:
     """Tells other content under the same id apart, cheaply; the node compares exactly."""
-    body = envelope.payload.body
+    return _fingerprint(envelope.payload.body)
+
+
+def _fingerprint(body: bytes) -> int:
     return zlib.crc32(body) << 32 | len(body) if body else 0

@@ -17,13 +17,12 @@ def head(agent_id: str) -> bytes:
     return pb.Envelope(type=pb.RESPONSE, source=agent_id).SerializeToString()
 
 
-def addressed(start: bytes, correlation: bytes, waiter: Waiter, core: bytes) -> bytes:
-    """One answer to one waiter; `correlation` is the request's id as a whole field."""
+def addressed(start: bytes, correlation: bytes, waiter: Waiter, core: bytes, tail: bytes = b"") -> bytes:
+    """One answer to one waiter; `correlation` is the request's id as a whole field, `tail` more fields."""
     entry, attempt, epoch = waiter
-    parts = [start, correlation, ENTRY, varint(len(entry)), entry, ATTEMPT, varint(attempt), core]
     if epoch:
-        parts += (EPOCH, varint(epoch))
-    return b"".join(parts)
+        tail = b"".join((tail, EPOCH, varint(epoch)))
+    return b"".join((start, correlation, ENTRY, varint(len(entry)), entry, ATTEMPT, varint(attempt), core, tail))
 
 
 def correlation_field(message_id: str) -> bytes:

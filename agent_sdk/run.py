@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from agent_sdk import shapes
 from agent_sdk.current import current_work
 from agent_sdk.errors import AgentError, ErrorCode, Overloaded, ReachError, Rejected, to_proto
-from agent_sdk.outgoing import MORE, PAYLOAD, SEQUENCE, field, octets_payload
+from agent_sdk.outgoing import MORE, PAYLOAD, SEQUENCE, field, octets_field
 from agent_sdk.responses import error_core
 from agentreach.aio.clock import boot_time
 from agentreach.v1 import envelope_pb2 as pb
@@ -66,9 +66,14 @@ async def run(work: Work) -> None:
 def _data(work: Work) -> Any:
     """The decoded data. Raises `Rejected` naming what does not fit."""
     payload = work.envelope.payload
+    decode = work.handler.decode
+    body = payload.body
+    if body:
+        work.body = body
+        if payload.content_type == payloads.OCTETS and decode is None:
+            return body
     try:
         data = payloads.decode(payload)
-        decode = work.handler.decode
         return data if decode is None else decode(data)
     except (payloads.PayloadError, shapes.ShapeError) as error:
         raise Rejected(f"payload: {error}") from None
@@ -102,11 +107,12 @@ async def _thread(work: Work, fn: Any, *arguments: Any) -> Any:
 
 def encoded(work: Work, result: Any) -> bytes:
     """The payload field of a result, in the form it was asked in."""
-    if type(result) is bytes:
-        payload = octets_payload(result)
-    else:
-        payload = shapes.encode(result, payloads.form_of(work.envelope.payload)).SerializeToString()
     limit = work.host.owner.limits.payload_bytes_max
+    if type(result) is bytes:
+        if len(result) > limit:
+            raise _TooLarge(len(result), limit)
+        return octets_field(result)
+    payload = shapes.encode(result, payloads.form_of(work.envelope.payload)).SerializeToString()
     if len(payload) > limit and pb.Payload.FromString(payload).body[limit:]:
         raise _TooLarge(len(payload), limit)
     return field(PAYLOAD, payload)

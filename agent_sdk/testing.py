@@ -183,12 +183,14 @@ class InProcessMesh(Mesh):
 
     async def __aenter__(self) -> InProcessMesh:
         await self._start_node()
+        up = False
         try:
             self._lease = self._take(self.transport, self._env)
             await self._lease.link.connected(START_S)
-        except BaseException:
-            await self.close()
-            raise
+            up = True
+        finally:
+            if not up:
+                await self.close()
         return self
 
     async def __aexit__(
@@ -239,11 +241,13 @@ class InProcessMesh(Mesh):
         transport = self.new_transport()
         lease = self._take(transport, agent._record.env)
         self._agents[agent] = lease, transport
+        attached = False
         try:
             await agent.start(START_S, lease)
-        except BaseException:
-            await self.remove(agent)
-            raise
+            attached = True
+        finally:
+            if not attached:
+                await self.remove(agent)
         return agent
 
     async def remove(self, agent: Agent) -> None:

@@ -97,7 +97,7 @@ class Topics:
         topic = envelope.target.topic
         if not topic:
             if host is not None:
-                host.deliver(envelope, now, lost_ms)
+                host.deliver(envelope, now, lost_ms, pb.EVENT)
             return
         key = (recipient if host is not None else "", names.normalise_env(envelope.env), topic)
         subscribers = self._by_key.get(key)

@@ -23,12 +23,14 @@ class Work:
     __slots__ = (
         "__weakref__",
         "admitted",
+        "body",
         "cancelled",
         "credit",
         "credit_waiter",
         "deadline",
         "ended",
         "envelope",
+        "fresh",
         "handler",
         "host",
         "items",
@@ -47,12 +49,22 @@ class Work:
     )
 
     def __init__(
-        self, host: Host, key: Key, envelope: pb.Envelope, handler: Handler, received: float, deadline: float
+        self,
+        host: Host,
+        key: Key,
+        envelope: pb.Envelope,
+        handler: Handler,
+        received: float,
+        deadline: float,
+        fresh: bool = False,
     ) -> None:
         self.host = host
         self.key = key
         self.message_id = key[3]
         self.envelope = envelope
+        self.fresh = fresh
+        self.body: bytes | None = None
+        """The payload's body once it was read: each reading of it is a copy."""
         self.handler = handler
         self.received = received
         self.deadline = deadline
