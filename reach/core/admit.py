@@ -79,7 +79,7 @@ def admit(
         fresh = False
     if not fresh and _replayed(state, port, envelope, key, left_s, source):
         return
-    fault = _shut_door(state)
+    fault = _shut_door(state, envelope)
     if fault is not None:
         refuse(state, port, envelope, source, fault)
         return
@@ -189,8 +189,10 @@ def _too_late(envelope: Envelope) -> Error:
     )
 
 
-def _shut_door(state: State) -> Error | None:
-    """Why no new request is taken in now, or None."""
+def _shut_door(state: State, envelope: Envelope) -> Error | None:
+    """Why this new request is not taken in now, or None."""
+    if envelope.reply_topic:
+        return failure(codes.INVALID_ENVELOPE, "reply_topic: callbacks are not in this version; wait for the reply")
     if state.draining:
         return failure(codes.SHUTTING_DOWN, f"node {state.rules.node_id} is leaving: use another node")
     if state.unsettled >= state.rules.requests_in_flight_max:

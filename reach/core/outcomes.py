@@ -16,15 +16,24 @@ if TYPE_CHECKING:
     from reach.core.requests import Request
     from reach.core.state import State
 
+SHRUNK_FROM_BYTES = 16 << 10  # below, a digest costs more than it saves
+
 
 def keep(state: State, request: Request, data: bytes) -> None:
     """Keep an outcome for copies of its message. What is too large, or came in items, is in its agent's own table."""
-    agent, digest = request.agent, content_digest(Envelope.FromString(request.data))
+    agent, digest = request.agent, request.digest or content_digest(Envelope.FromString(request.data))
     streamed = request.items and not request.failed
     if agent is not None and (streamed or len(data) > replay.OUTCOME_BYTES_MAX):
         state.replay.store(request.key, digest, (agent.agent_id, agent.incarnation), False, state.now)
     else:
         state.replay.store(request.key, digest, data, False, state.now)
+
+
+def shrink(request: Request) -> None:
+    """Let go of a large request's bytes: until its reply is acknowledged only their digest is needed."""
+    if len(request.data) > SHRUNK_FROM_BYTES:
+        request.digest = content_digest(Envelope.FromString(request.data))
+        request.data = b""
 
 
 def confirmed(state: State, request: Request) -> None:

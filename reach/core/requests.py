@@ -79,6 +79,8 @@ class Request:
     attempt = 0
     data = b""
     """The envelope as delivered, serialised. (The parsed one would keep its whole frame in memory.)"""
+    digest = b""
+    """Of its content, once `data` was let go."""
     item: Item | None = None
     delivered_at = 0.0
     started = False

@@ -230,6 +230,7 @@ def _answer(state: State, request: Request, reply: bytes, outcome: str, error: E
     elif request.fresh and item is not None:
         item.owner = request  # it stays in `by_key` until the caller has the reply for sure
         request.reply = item
+        outcomes.shrink(request)
     else:
         del state.by_key[request.key]
         outcomes.keep(state, request, reply)

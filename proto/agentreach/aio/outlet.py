@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 
 from agentreach.aio.clock import boot_time
-from agentreach.wire.limits import ACK_DELAY_S
+from agentreach.wire.limits import ACK_DELAY_S, FRAME_ENVELOPES_ENOUGH
 from agentreach.wire.link import Link
 
 _TURNS_MAX = 4  # loop turns a loaded writer waits for more; beyond, latency grows and batches do not
@@ -77,7 +77,7 @@ class Outlet:
                 self._stop_timer()
                 return link.last_words()
             if link.ready:
-                if self._sent_envelopes >= _LOADED:
+                if self._sent_envelopes >= _LOADED and link.waiting < FRAME_ENVELOPES_ENOUGH:
                     await self._let_more_come()
                     if self._abandoned:
                         return None

@@ -247,6 +247,7 @@ class Link:
     def _take(self) -> tuple[list[Item], int]:
         items: list[Item] = []
         held, first = 0, 0.0
+        most = min(limits.FRAME_ENVELOPES_MAX, max(limits.FRAME_ENVELOPES_ENOUGH, self.waiting // 4))
         for lane in self._lanes:
             while lane:
                 item = lane[0]
@@ -259,7 +260,7 @@ class Link:
                     first = item.stamped
                 elif (
                     held + len(data) > limits.FRAME_BYTES_MAX
-                    or len(items) >= limits.FRAME_ENVELOPES_MAX
+                    or len(items) >= most
                     or abs(item.stamped - first) > limits.STAMP_SKEW_S
                 ):
                     return items, held
