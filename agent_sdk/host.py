@@ -85,6 +85,9 @@ class Host:
     def attached(self, attached: frames.Attached) -> None:
         """The node's answer to an attach."""
         if attached.HasField("error"):
+            if attached.error.retryable:  # the registry is away, say
+                self.owner.attach_later(self, attached.error)
+                return
             self.ended(from_proto(attached.error))
             if self.owner.hosts.get(self.agent_id) is self:
                 del self.owner.hosts[self.agent_id]

@@ -28,12 +28,14 @@ from agentreach.wire.link import NORMAL, Item, Link
 
 if TYPE_CHECKING:
     from agent_sdk.host import Host
+    from agentreach.v1.error_pb2 import Error
 
 log = logging.getLogger("agent_sdk")
 
 DIAL_TIMEOUT_S = 5.0  # until the node has admitted the stream
 CLOSE_TIMEOUT_S = 2.0  # each, for the outbox to be acknowledged and for the node's half of the goodbye
 TICK_S = 0.05  # coarseness of deadlines and of progress
+ATTACH_AGAIN_S = 0.5  # at least, after the node said that it cannot register an agent now
 _LOG_EVERY_S = 60.0  # an unreachable node is told once a minute
 
 
@@ -336,6 +338,16 @@ class MeshLink:
         """Register an agent anew that the node has let go of."""
         if self.up and self._stream is not None:
             self._stream.attach(host)
+
+    def attach_later(self, host: Host, error: Error) -> None:
+        """The node cannot register an agent now: ask again, for as long as it takes."""
+        wait_s = max(error.retry_after_ms / 1000, ATTACH_AGAIN_S) * (1 + random.random())
+        log.warning("%s is not registered yet, trying again in %.1f s: %s", host.agent_id, wait_s, error.message)
+        self.loop.call_later(wait_s, self._attach_if_wanted, host)
+
+    def _attach_if_wanted(self, host: Host) -> None:
+        if self.hosts.get(host.agent_id) is host and not host.registered.is_set():
+            self.attach_again(host)
 
     def probed(self, host: Host) -> None:
         """An agent's answer to a probe was put on the link."""

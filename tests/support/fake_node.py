@@ -15,7 +15,7 @@ from agentreach.aio.outlet import Outlet
 from agentreach.aio.transport import Refused, StreamBroken
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import frame_pb2 as frames
-from agentreach.v1.error_pb2 import ErrorCode
+from agentreach.v1.error_pb2 import Error, ErrorCode
 from agentreach.wire import errors
 from agentreach.wire.link import Link
 
@@ -161,6 +161,8 @@ class FakeNode:
         """True: requests are accepted and left lying."""
         self.heartbeat_interval_ms = 10_000
         self.payload_bytes_max = 1 << 20
+        self.attach_errors: list[Error] = []
+        """What the next attaches are refused with."""
         self.unknown: list[str] = []
         self.on_request: Callable[[Session, pb.Envelope], bool] | None = None
         self.generation = itertools.count(1)
@@ -220,8 +222,7 @@ class FakeNode:
         session.hello = hello
         attached = []
         for attach in hello.agents:
-            session.agents[attach.record.agent_id] = attach
-            attached.append(frames.Attached(agent_id=attach.record.agent_id, generation=next(self.generation)))
+            attached.append(self._attached(session, attach))
         session.stream = stream
         welcome = frames.Welcome(
             link_id="link",
@@ -237,13 +238,18 @@ class FakeNode:
         session.link.signal(frames.Signal(welcome=welcome))
         session.start(stream)
 
+    def _attached(self, session: Session, attach: frames.Attach) -> frames.Attached:
+        agent_id = attach.record.agent_id
+        if self.attach_errors:
+            return frames.Attached(agent_id=agent_id, error=self.attach_errors.pop(0))
+        session.agents[agent_id] = attach
+        return frames.Attached(agent_id=agent_id, generation=next(self.generation))
+
     def on_signal(self, session: Session, signal: frames.Signal) -> None:
         session.signals.append(signal)
         kind = signal.WhichOneof("kind")
         if kind == "attach":
-            agent_id = signal.attach.record.agent_id
-            session.agents[agent_id] = signal.attach
-            session.signal(attached=frames.Attached(agent_id=agent_id, generation=next(self.generation)))
+            session.signal(attached=self._attached(session, signal.attach))
         elif kind == "detach":
             session.agents.pop(signal.detach.agent_id, None)
         elif kind == "subscribe":

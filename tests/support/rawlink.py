@@ -5,7 +5,7 @@
         await link.write(b"garbage")                      # anything at all
         frame = await link.until("goodbye")
 
-Nothing is answered by itself: no heartbeat, no probe, no ack, unless `answering` is given. Every wait is bounded.
+Nothing is said by itself, no heartbeat, probe's answer or ack, unless a `taker` is given. Every wait is bounded.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from agentreach.v1.frame_pb2 import Attach, Frame, Goodbye, Heartbeat, Hello, Pr
 from agentreach.v1.registry_pb2 import HEALTHY, AgentLoad, AgentRecord
 
 LIMIT_S = 10.0
+BEAT_S = 0.3  # well within three of the heartbeats that tests shrink to half a second
 CONNECT = "/agentreach.v1.MeshService/Connect"
 
 Taker = Callable[[Envelope], "Envelope | None"]
@@ -111,6 +112,13 @@ class RawLink:
         """One heartbeat."""
         loads = [AgentLoad(agent_id=agent_id, status=HEALTHY, load=load) for agent_id in agent_ids]
         await self.signal(Signal(heartbeat=Heartbeat(agents=loads)))
+
+    async def beat_on(self) -> None:
+        """Heartbeats for all agents of the welcome, until cancelled."""
+        agent_ids = [each.agent_id for each in self.welcome.agents if each.generation]
+        while True:
+            await self.beat(*agent_ids)
+            await asyncio.sleep(BEAT_S)
 
     async def half_close(self) -> None:
         """Say nothing more."""
@@ -213,7 +221,7 @@ async def raw_link(
     taker: Taker | None = None,
     **hello: Any,
 ) -> AsyncIterator[RawLink]:
-    """A stream that has said hello and was welcomed. With `taker` its agents become usable (probes are answered)."""
+    """A stream that has said hello and was welcomed. With `taker` its agents live: probes answered, heartbeats sent."""
     async with raw_stream(address) as link:
         if taker is not None:
             link.answering(taker)
@@ -224,7 +232,13 @@ async def raw_link(
         )  # fmt: skip
         await link.write(Frame(signals=[Signal(hello=message)]))
         link.welcome = await link.until("welcome")
-        yield link
+        beating = asyncio.create_task(link.beat_on()) if taker is not None else None
+        try:
+            yield link
+        finally:
+            if beating is not None:
+                beating.cancel()
+                await asyncio.gather(beating, return_exceptions=True)
 
 
 async def call(address: str, method: str, message: Envelope | bytes, timeout_s: float = LIMIT_S) -> bytes:

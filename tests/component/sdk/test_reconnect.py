@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from agent_sdk import Agent, AgentReplaced, ConnectedMesh, Context, Unauthenticated, connect
+from agent_sdk import Agent, AgentReplaced, ConnectedMesh, Context, PermissionDenied, Unauthenticated, connect
 from agent_sdk.identity import incarnation
 from agentreach.v1 import envelope_pb2 as pb
+from agentreach.v1 import error_pb2, registry_pb2
 from agentreach.v1 import frame_pb2 as frames
-from agentreach.v1 import registry_pb2
+from agentreach.wire.errors import failure
 from tests.support.fake_node import FakeNode, eventually
 
 
@@ -266,3 +267,30 @@ async def test_progress_is_told_ten_times_a_second_and_the_last_one_is(node: Fak
         assert told() == [0.0, 100.0]
         go.set()
         await call
+
+
+async def test_an_agent_that_cannot_be_registered_now_asks_again_until_it_is(node: FakeNode) -> None:
+    away = failure(error_pb2.REGISTRY_UNAVAILABLE, "the registry does not answer", retry_after_ms=1)
+    node.attach_errors += [away, away]
+    agent = new_agent(node)
+
+    @agent.handler
+    async def work(number: int) -> int:
+        return number
+
+    async with asyncio.timeout(20), agent, connect(transport=node) as caller:
+        assert not node.attach_errors
+        assert (await caller.request(1, capabilities=["work"], timeout=5)).data == 1
+
+
+async def test_an_agent_that_is_refused_for_good_says_so(node: FakeNode) -> None:
+    node.attach_errors.append(failure(error_pb2.PERMISSION_DENIED, "registered by somebody else"))
+    agent = new_agent(node)
+
+    @agent.handler
+    async def work(number: int) -> int:
+        return number
+
+    with pytest.raises(PermissionDenied, match="somebody else"):
+        async with asyncio.timeout(20), agent:
+            pass
