@@ -6,6 +6,7 @@ replayed for its time and no longer. What the entries mean is the owner's affair
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -21,7 +22,7 @@ class Seen(Generic[K, V]):
     It is called after the entry has gone and may use the table. `now` must not run backwards.
     """
 
-    __slots__ = ("_age_s", "_bytes_max", "_entries", "_entries_max", "_on_drop", "bytes_held")
+    __slots__ = ("_age_s", "_bytes_max", "_entries", "_entries_max", "_expiry", "_on_drop", "bytes_held")
 
     def __init__(
         self, entries_max: int, bytes_max: int, age_s: float, on_drop: Callable[[K, V], None] | None = None
@@ -32,6 +33,7 @@ class Seen(Generic[K, V]):
         self._on_drop = on_drop
         # OrderedDict, not dict: taking the first of a dict again and again walks over the holes left before it.
         self._entries: OrderedDict[K, tuple[V, int, float]] = OrderedDict()
+        self._expiry = math.inf  # nothing expires before; a hint that may be early
         self.bytes_held = 0
         """Sum of the sizes given with what is held."""
 
@@ -53,15 +55,21 @@ class Seen(Generic[K, V]):
 
         Something larger than the whole table is dropped at once and costs no other entry its place.
         """
-        self.discard(key)
-        self.expire(now)
+        entries = self._entries
+        former = entries.pop(key, None)
+        if former is not None:
+            self.bytes_held -= former[1]
+        if now >= self._expiry:
+            self.expire(now)
         if size > self._bytes_max or self._entries_max <= 0:
             if self._on_drop is not None:
                 self._on_drop(key, value)
             return
-        self._entries[key] = (value, size, now)
+        if not entries:
+            self._expiry = now + self._age_s
+        entries[key] = (value, size, now)
         self.bytes_held += size
-        while len(self._entries) > self._entries_max or self.bytes_held > self._bytes_max:
+        while len(entries) > self._entries_max or self.bytes_held > self._bytes_max:
             self._drop_oldest()
 
     def discard(self, key: K) -> V | None:
@@ -79,9 +87,11 @@ class Seen(Generic[K, V]):
         while self._entries:
             entry = self._entries[next(iter(self._entries))]
             if entry[2] > limit:
-                break
+                self._expiry = entry[2] + self._age_s
+                return dropped
             self._drop_oldest()
             dropped += 1
+        self._expiry = math.inf
         return dropped
 
     def _drop_oldest(self) -> None:
