@@ -24,7 +24,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +52,9 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=_positive(int), help="how often everything is measured (5; quick: 2)")
     parser.add_argument("--seconds", type=_positive(float), help="how long one measurement takes (3; quick: 0.5)")
     parser.add_argument("--against", metavar="COMMIT", help="measure this commit too, interleaved")
-    parser.add_argument("--loop", choices=("asyncio", "uvloop"), default="asyncio", help="of every Python process")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write every measurement to this file")
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a bound fails")
-    found = parser.parse_args(given)
-    if found.loop == "uvloop" and find_spec("uvloop") is None:
-        parser.error("uvloop is not installed")
-    return found
+    return parser.parse_args(given)
 
 
 def _names(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
@@ -125,7 +120,7 @@ async def one_round(
             say(f"round {number + 1}/{plan.rounds}  {row.name:<8} {running.system.title:<24} {text}{others}{wrong}")
 
 
-async def all_rounds(columns: Sequence[System], rows: Sequence[Row], plan: Scale, loop: str) -> Measured:
+async def all_rounds(columns: Sequence[System], rows: Sequence[Row], plan: Scale) -> Measured:
     """The rows with traffic. Raises `Failed`; every process has ended when it returns or raises."""
     measured: Measured = {row.name: {system.name: [] for system in columns} for row in rows}
     crowd = any(row.crowd for row in rows)
@@ -134,14 +129,14 @@ async def all_rounds(columns: Sequence[System], rows: Sequence[Row], plan: Scale
     number = 0
     while number < plan.rounds:
         async with Children() as children:
-            fleet = [await systems.start(system, loop, crowd, children) for system in columns]
+            fleet = [await systems.start(system, crowd, children) for system in columns]
             for _ in range(1 if plan.fresh else plan.rounds):
                 await one_round(number, fleet, rows, plan, measured)
                 number += 1
     return measured
 
 
-async def node_alone(found: Sequence[System], wanted: Sequence[str], plan: Scale, loop: str) -> dict[str, Any]:
+async def node_alone(found: Sequence[System], wanted: Sequence[str], plan: Scale) -> dict[str, Any]:
     """The rows that measure the node alone, for each tree of Agent-Reach."""
     result: dict[str, Any] = {MEMORY: {}, DECISION: {}}
     for system in found:
@@ -152,7 +147,7 @@ async def node_alone(found: Sequence[System], wanted: Sequence[str], plan: Scale
             result[DECISION][system.name] = await alone.decision_us(3 if plan.fresh else 1, system.tree)
         if MEMORY in wanted and processes.psutil is not None:
             say(f"memory of {plan.idle_agents:,} idle agents, {system.title}")
-            result[MEMORY][system.name] = await alone.idle_bytes(plan.idle_agents, loop, system.tree)
+            result[MEMORY][system.name] = await alone.idle_bytes(plan.idle_agents, system.tree)
     return result
 
 
@@ -185,7 +180,7 @@ def circumstances(given: argparse.Namespace, plan: Scale) -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": head.stdout.strip() or None, "against": given.against,
         "python": platform.python_version(), "platform": platform.system(), "cpus": os.cpu_count(),
-        "loop": given.loop, "packages": packages,
+        "packages": packages,
         "rounds": plan.rounds, "seconds": plan.seconds, "quick": given.quick,
     }  # fmt: skip
 
@@ -196,9 +191,7 @@ def print_result(
 ) -> list[report.Bound]:  # fmt: skip
     """Write the tables; returns the bounds."""
     titles = {system.name: system.title for system in found}
-    print(
-        f"\nrounds: {plan.rounds}, {plan.seconds:g} s a measurement, event loop of all Python processes: {given.loop}\n"
-    )
+    print(f"\nrounds: {plan.rounds}, {plan.seconds:g} s a measurement, all Python processes on uvloop\n")
     if rows and titles:
         print(report.figures(rows, titles, measured) + "\n")
         if "against" in titles and "reach" in titles:
@@ -243,8 +236,8 @@ async def bench(given: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="agent-reach-bench-") as scratch:
         against = tree.unpack(given.against, REPOSITORY, Path(scratch)) if given.against else None
         found, notes = columns(given.systems, against)
-        measured = await all_rounds(found, rows, plan, given.loop)
-        single = await node_alone(found, given.rows, plan, given.loop)
+        measured = await all_rounds(found, rows, plan)
+        single = await node_alone(found, given.rows, plan)
     notes += notes_on(measured, plan, given)
     bounds = print_result(given, plan, found, rows, measured, single, notes)
     if given.json is not None:

@@ -17,16 +17,16 @@ _STILL_S, _STILL_LIMIT_S = 1.0, 20.0
 _DECISION_S = 120.0
 
 
-async def idle_bytes(agents: int, loop: str, tree: Path | None) -> dict[str, Any]:
+async def idle_bytes(agents: int, tree: Path | None) -> dict[str, Any]:
     """Memory that each of so many agents costs a fresh node, every one on a connection of its own. Raises `Failed`."""
     files = raise_file_limit()
     agents = min(agents, files - 200)
     async with Children() as children:
-        node, url, port = await start_node(loop, tree, children)
+        node, url, port = await start_node(tree, children)
 
         async def hold(first: int, count: int) -> None:
             settings = {"url": url, "first": first, "count": count}
-            holder = await Child.worker("idle agents", "idle", loop, settings, python_path(tree))
+            holder = await Child.worker("idle agents", "idle", settings, python_path(tree))
             await children.add(holder).answer(_ATTACH_S)
 
         await hold(0, _FIRST)

