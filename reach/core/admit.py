@@ -16,7 +16,7 @@ from agentreach.wire.checks import request_fault
 from agentreach.wire.content import content_digest
 from agentreach.wire.errors import failure
 from agentreach.wire.names import normalise_env
-from reach.core import outcomes, route, settle
+from reach.core import deadlines, outcomes, route, settle, waiters
 from reach.core.lineage import Forged, expired
 from reach.core.profiles import whole_timeout_ms
 from reach.core.replay import Conflict, Elsewhere, Stored, TooOld
@@ -222,9 +222,9 @@ def _join(state: State, port: Port, envelope: Envelope, twin: Request, left_s: f
             return
         state.stats.duplicates["joined"] += 1
         twin.waiters.append(Waiter(port, envelope.message_id, deadline))
-        settle.remember_waiter(port, twin)
+        waiters.remember(port, twin)
     twin.deadline = max(twin.deadline, deadline)
-    settle.reschedule(state, twin)
+    deadlines.reschedule(state, twin)
 
 
 def _replayed(state: State, port: Port, envelope: Envelope, key: MessageKey, left_s: float, source: str) -> bool:
@@ -255,7 +255,7 @@ def _replayed(state: State, port: Port, envelope: Envelope, key: MessageKey, lef
                 refuse(state, port, envelope, source, _result_gone(envelope.message_id, found.agent_id))
                 return True
             state.stats.duplicates["replayed"] += 1
-            request = open_request(state, port, envelope, key, left_s, settle.peer_of(port), False)
+            request = open_request(state, port, envelope, key, left_s, waiters.peer_of(port), False)
             request.reentrant = True  # it is answered from the agent's table: that takes no slot
             request.credit = ITEMS_UNBOUNDED  # the items of a streamed reply come as they were kept
             route.hand_over(state, request, envelope, attachment, None)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1 import frame_pb2 as pb
+from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.error_pb2 import Error
 from agentreach.v1.frame_pb2 import Signal
 from agentreach.v1.registry_pb2 import AgentRecord
@@ -20,7 +21,7 @@ from agentreach.wire import limits
 from agentreach.wire.checks import record_fault
 from agentreach.wire.errors import failure
 from agentreach.wire.names import is_name, normalise_env
-from reach.core import events, health, outcomes, sessions, settle
+from reach.core import credit, events, health, losses, outcomes, sessions, settle, waiters
 from reach.core.agents import STARTING, Agent
 from reach.core.effects import DeregisterAgent, EndStream, RegisterAgents
 from reach.core.peers import Peer
@@ -115,7 +116,7 @@ def welcome(state: State, peer: Peer, arrival: Arrival) -> None:
         peer.restarts = False
         peer.link.restart()
         for attachment in peer.attachments.values():
-            settle.grant_again(state, attachment)
+            credit.grant_again(state, attachment)
     rules = state.rules
     interval_s, ttl_s = heartbeat_times(state)
     message = pb.Welcome(
@@ -171,7 +172,7 @@ def cut(state: State, peer: Peer) -> None:
     peer.link.cut()
     for attachment in peer.attachments.values():
         health.out_of_sight(state, attachment)
-        settle.link_cut(state, attachment)
+        losses.link_cut(state, attachment)
     state.log("info", "link cut", link=peer.link_id, agents=len(peer.attachments))
     _check_at(state, peer, state.now + state.rules.resume_window_s)
 
@@ -182,7 +183,7 @@ def _back(state: State, peer: Peer) -> None:
     peer.cut_at = 0.0
     peer.heard_at = peer.acked_seen_at = peer.back_at = state.now
     for attachment in peer.attachments.values():
-        settle.link_back(state, attachment, resumed=not peer.restarts)
+        losses.link_back(state, attachment, resumed=not peer.restarts)
         health.in_sight(state, attachment)
     _check_at(state, peer, state.now + state.rules.heartbeat_interval_s)
 
@@ -253,7 +254,7 @@ def remove(state: State, peer: Peer, why: str, *, said_goodbye: bool = False) ->
         peer.timer = None
     for attachment in list(peer.attachments.values()):
         dismiss(state, attachment, why, said_goodbye=said_goodbye)
-    settle.port_gone(state, peer, list(peer.requests.values()), said_goodbye=said_goodbye)
+    waiters.port_gone(state, peer, list(peer.requests.values()), said_goodbye=said_goodbye)
     events.drop_subscriptions(state, peer)
     for item in peer.link.outstanding():
         owner, item.owner = item.owner, None
@@ -480,13 +481,21 @@ def _move_to(state: State, attachment: Attachment, peer: Peer) -> None:
             if not request.lost_at:
                 settle.tell_cancelled(state, request, attachment)
             continue
-        request.item = peer.link.put_bytes(settle.resent(state, request), state.now, request.priority)
-    settle.link_back(state, attachment, resumed=False)
-    settle.grant_again(state, attachment)
+        request.item = peer.link.put_bytes(_resent(state, request), state.now, request.priority)
+    losses.link_back(state, attachment, resumed=False)
+    credit.grant_again(state, attachment)
     health.in_sight(state, attachment)
-    settle.unsaturate(state, attachment)
+    health.unsaturate(state, attachment)
     sessions.owner_changed(state, attachment)
     state.woken.add(peer)
+
+
+def _resent(state: State, request: Request) -> bytes:
+    """The request's envelope for another sending to the same process: not fresh, with the time that is left."""
+    envelope = Envelope.FromString(request.data)
+    envelope.fresh = False
+    envelope.timeout_ms = max(1, int((request.deadline - state.now) * 1000))
+    return envelope.SerializeToString()
 
 
 def replaced(state: State, attachment: Attachment, by: bytes) -> None:
@@ -516,7 +525,7 @@ def dismiss(
     if not state.directory.remove(agent):
         return
     health.end(state, attachment)
-    settle.agent_gone(state, attachment, why, said_goodbye=said_goodbye)
+    losses.agent_gone(state, attachment, why, said_goodbye=said_goodbye)
     sessions.owner_gone(state, attachment)
     events.drop_subscriptions(state, attachment.peer, agent.agent_id)
     if deregister:

@@ -24,7 +24,7 @@ from agentreach.wire.checks import event_fault
 from agentreach.wire.errors import failure
 from agentreach.wire.link import Item
 from agentreach.wire.names import is_topic, normalise_env
-from reach.core import admit, loops, route, settle
+from reach.core import admit, loops, route, writing
 from reach.core.agents import FULL
 from reach.core.lineage import valid_until_unix_ms
 from reach.core.requests import Attachment, Port
@@ -79,7 +79,7 @@ def publish(
 
 def _oversize(state: State, envelope: Envelope) -> Error | None:
     """The payload is within its limit; what stands around it must be too."""
-    size, bound = envelope.ByteSize(), state.rules.payload_bytes_max + settle.CONTROL_BYTES_MAX
+    size, bound = envelope.ByteSize(), state.rules.payload_bytes_max + writing.CONTROL_BYTES_MAX
     if size <= bound:
         return None
     return failure(codes.INVALID_ENVELOPE, f"the envelope is {size} bytes; the limit, payload included, is {bound}")

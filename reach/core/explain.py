@@ -14,7 +14,7 @@ from agentreach.v1.admin_pb2 import Candidate, ExplainReply
 from agentreach.v1.envelope_pb2 import RoutingPolicy, Target
 from agentreach.v1.registry_pb2 import AgentStatus
 from reach.core.agents import DEGRADED, HEALTHY, Agent
-from reach.core.balance import LEAST_ACTIVE, ROUND_ROBIN, WARM_UP_S, Rng, choose
+from reach.core.balance import CONSISTENT_HASH, LEAST_ACTIVE, ROUND_ROBIN, WARM_UP_S, Rng, choose, choose_owner
 from reach.core.directory import Directory
 from reach.core.pool import Pool
 from reach.core.selector import Selector, parse_selector
@@ -70,6 +70,7 @@ def explain(
     *,
     policy: int = 0,
     pin: str | None = None,
+    session_id: str = "",
     now: float,
     rng: Rng,
     hash_key: str | bytes = "",
@@ -80,7 +81,8 @@ def explain(
     """Decide as `balance.choose` would, and say why. Arguments are those of the decision explained.
 
     `pin` is the agent_id that the message's session is pinned to: it is the choice, whatever its state, and everybody
-    else is removed. `SelectorError` for a target that cannot be routed.
+    else is removed. `session_id` is that of a session without one: as `balance.choose_owner` would, the ring chooses,
+    whatever the policy and the slots. `SelectorError` for a target that cannot be routed.
     """
     selector = parse_selector(target, tenant, env, directory.aliases)
     policy = policy or LEAST_ACTIVE
@@ -94,6 +96,10 @@ def explain(
     if pin is not None:
         removals.update(_by_pin(matching, pin))
         chosen = next((agent for agent in matching if agent.agent_id == pin), None)
+    elif session_id:
+        policy = CONSISTENT_HASH
+        removals.update(_by_status(matching))
+        chosen = choose_owner(directory.pool(selector), session_id)
     else:
         removals.update(_by_state(matching, now, exclude, readmit))
         chosen = _choice(directory.pool(selector), policy, now, rng, hash_key, warm_up_s, exclude, readmit)
@@ -148,6 +154,20 @@ def _by_pin(matching: list[Agent], pin: str) -> dict[Agent, Removal]:
     return {agent: owner if agent.agent_id == pin else (PIN, f"the session is pinned to {pin}") for agent in matching}
 
 
+def _by_status(matching: list[Agent]) -> dict[Agent, Removal]:
+    """What counts for the owner of a new session: its messages wait for slots in their lane."""
+    healthy_left = any(agent.status == HEALTHY for agent in matching)
+    return {agent: _status_removal(agent, healthy_left) or ("", "") for agent in matching}
+
+
+def _status_removal(agent: Agent, healthy_left: bool) -> Removal | None:
+    if agent.status not in (HEALTHY, DEGRADED):
+        return STATUS, AgentStatus.Name(AgentStatus.ValueType(agent.status or 1))
+    if agent.status == DEGRADED and healthy_left:
+        return STATUS, "DEGRADED, and a HEALTHY one is left"
+    return None
+
+
 def _by_state(matching: list[Agent], now: float, exclude: Collection[str], readmit: bool) -> dict[Agent, Removal]:
     """The stages from status to choose. "Left" means: could take the request now."""
     able = [agent for agent in matching if agent.status in (HEALTHY, DEGRADED) and _why_full(agent) == ""]
@@ -161,10 +181,9 @@ def _by_state(matching: list[Agent], now: float, exclude: Collection[str], readm
 
 
 def _removal(agent: Agent, now: float, shut_out: bool, healthy_left: bool, unbiased_left: bool) -> Removal:
-    if agent.status not in (HEALTHY, DEGRADED):
-        return STATUS, AgentStatus.Name(AgentStatus.ValueType(agent.status or 1))
-    if agent.status == DEGRADED and healthy_left:
-        return STATUS, "DEGRADED, and a HEALTHY one is left"
+    by_status = _status_removal(agent, healthy_left)
+    if by_status is not None:
+        return by_status
     if shut_out:
         return EXCLUDED, "failed this message before"
     full = _why_full(agent)

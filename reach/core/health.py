@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from agentreach.v1 import frame_pb2 as pb
 from agentreach.v1.frame_pb2 import Signal
-from reach.core import sessions, settle
+from reach.core import sessions
 from reach.core.agents import DEGRADED, DRAINING, HEALTHY, STARTING, UNREACHABLE
 from reach.core.requests import Attachment, Request
 
@@ -142,7 +142,7 @@ def _overdue_deliveries(state: State, attachment: Attachment) -> None:
             return
     if overdue is not None:
         attachment.overdue = None
-        settle.unsaturate(state, attachment)
+        unsaturate(state, attachment)
         sessions.owner_changed(state, attachment)
 
 
@@ -153,6 +153,14 @@ def unacknowledged(state: State, attachment: Attachment, item: Item) -> None:
     attachment.overdue = item
     attachment.agent.saturated = True
     state.directory.changed(attachment.agent)
+
+
+def unsaturate(state: State, attachment: Attachment) -> None:
+    """Let requests see the agent again once its outbox has room and nothing is overdue."""
+    agent = attachment.agent
+    if agent.saturated and attachment.peer.connected and not attachment.peer.link.full and not attachment.overdue:
+        agent.saturated = False
+        state.directory.changed(agent)
 
 
 def _is_overdue(state: State, attachment: Attachment, request: Request, item: Item) -> bool:

@@ -15,7 +15,7 @@ from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.frame_pb2 import Frame, Signal
 from agentreach.wire.errors import clean
 from agentreach.wire.names import normalise_env
-from reach.core import admit, attach, events, health, sessions, settle
+from reach.core import admit, attach, credit, deadlines, events, health, replies, sessions, waiters
 from reach.core.peers import Peer
 from reach.core.requests import Attachment, Request, Stage
 from reach.core.sessions import Lane
@@ -61,18 +61,18 @@ def frame(state: State, peer: Peer, received: Frame, spent_ms: int) -> None:
         for envelope in envelopes:
             kind = envelope.type
             if kind == RESPONSE:
-                settle.respond(state, peer, envelope)
+                replies.respond(state, peer, envelope)
             elif kind == EVENT:
                 events.publish(state, peer, who, envelope, spent_ms, peer, caller_id)
             elif kind == CANCEL:
                 env = normalise_env(envelope.env)
-                settle.cancel(state, peer, (who.tenant, who.principal, env, envelope.correlation_id))
+                waiters.cancel(state, peer, (who.tenant, who.principal, env, envelope.correlation_id))
             elif kind != CALLBACK:
                 admit.admit(state, peer, who, envelope, spent_ms, peer, caller_id)
     if peer.filled and not link.full:
         peer.filled = False
         for attachment in peer.attachments.values():
-            settle.unsaturate(state, attachment)
+            health.unsaturate(state, attachment)
             sessions.owner_changed(state, attachment)
 
 
@@ -90,13 +90,13 @@ def publish(state: State, call: Call, who: Identity, envelope: Envelope) -> None
 
 def hang_up(state: State, call: Call, who: Identity) -> None:
     """The call's client is gone or wants no more."""
-    settle.cancel(state, call, (who.tenant, who.principal, call.env, call.message_id))
+    waiters.cancel(state, call, (who.tenant, who.principal, call.env, call.message_id))
 
 
 def tick(state: State) -> None:
     """Do what is due by `state.now`."""
     for request in state.wheel.due(state.now):
-        settle.on_timer(state, request)
+        deadlines.on_timer(state, request)
     for item in state.checks.due(state.now):
         match item:
             case Attachment():
@@ -189,7 +189,7 @@ def _probe_reply(state: State, peer: Peer, signal: Signal) -> None:
 
 
 def _credit(state: State, peer: Peer, signal: Signal) -> None:
-    settle.grant(state, peer, signal.stream_credit.entry, signal.stream_credit.up_to)
+    credit.grant(state, peer, signal.stream_credit.entry, signal.stream_credit.up_to)
 
 
 def _subscribe(state: State, peer: Peer, signal: Signal) -> None:

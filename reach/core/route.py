@@ -123,7 +123,7 @@ def hand_over(
     attachment.attempts[request.number] = request
     request.attempt += 1
     request.data = data = writing.delivered(state, request, envelope, attachment.recipient, parent)
-    if len(data) > settle.CONTROL_BYTES_MAX and len(data) > state.rules.payload_bytes_max + settle.CONTROL_BYTES_MAX:
+    if len(data) > writing.CONTROL_BYTES_MAX and len(data) > state.rules.payload_bytes_max + writing.CONTROL_BYTES_MAX:
         settle.fail(state, request, _oversize(state, len(data)))
         return
     request.stage = Stage.DELIVERED
@@ -166,7 +166,7 @@ def nobody(state: State, pool: Pool, request: Request, parent: Lineage | None) -
 
 def _oversize(state: State, size: int) -> Error:
     """The payload is within its limit; what stands around it is not."""
-    bound = state.rules.payload_bytes_max + settle.CONTROL_BYTES_MAX
+    bound = state.rules.payload_bytes_max + writing.CONTROL_BYTES_MAX
     return failure(
         codes.INVALID_ENVELOPE, f"the envelope is {size} bytes as delivered; the limit, payload included, is {bound}"
     )

@@ -17,7 +17,7 @@ from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.error_pb2 import Error
 from agentreach.wire.errors import failure
-from reach.core import balance, loops, route, settle
+from reach.core import balance, deadlines, loops, losses, route, settle
 from reach.core.agents import DEGRADED, HEALTHY
 from reach.core.effects import CreatePin, RefreshPin
 from reach.core.requests import Attachment, Request, Stage
@@ -259,7 +259,7 @@ def _start(state: State, lane: Lane, request: Request, envelope: Envelope) -> No
     owner = lane.owner
     assert owner is not None
     if request.deadline <= state.now:  # its timer is a tick late, or this node's loop stood still
-        settle.fail(state, request, settle.timed_out(request))
+        settle.fail(state, request, deadlines.timed_out(request))
         return
     event = lane.event
     if request.epoch and request.epoch != lane.epoch:  # it knew another owner: never STARTED
@@ -405,7 +405,7 @@ def owner_gone(state: State, attachment: Attachment) -> None:
             lane.running.discard(request)
             request.lane = None
             if request.stage is not Stage.SETTLED:
-                settle.lost(state, request, "it is judged dead and its session goes on without it")
+                losses.lost(state, request, "it is judged dead and its session goes on without it")
         disown(state, lane)
         lane.broken = True
         state.lanes_ready.append(lane)

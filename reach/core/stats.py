@@ -19,7 +19,8 @@ BUCKETS_S = (
 """Upper bounds of the histograms' buckets; one more holds what took longer."""
 
 PHASES = ("queue", "deliver", "handle", "total")
-"""Waiting here, from there to the agent's acceptance, from there to the reply, and from receipt to outcome."""
+"""Waiting here; the way to the agent and back, with what its own queue did not account for; in the handler; from
+receipt to outcome. The second and third go by the agent's `timing`."""
 
 LOOP_KINDS = ("hop_limit", "loop_detected", "would_deadlock")
 DUPLICATE_KINDS = ("joined", "replayed", "conflict", "late")

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from reach.core.requests import MessageKey, Request
     from reach.core.state import State
 
+CONTROL_BYTES_MAX = 256 << 10  # of an envelope besides its payload: ids, headers, a path of ten hops, its lineage
+
 _LENGTH_DELIMITED = {FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES, FieldDescriptor.TYPE_MESSAGE}
 
 

@@ -20,7 +20,7 @@ from agentreach.v1.mesh_pb2 import PublishReply
 from agentreach.wire import limits
 from agentreach.wire.errors import failure
 from agentreach.wire.payload import Form, PayloadError, decode, encode
-from reach.core import attach, events, mesh, sessions, settle
+from reach.core import attach, credit, events, mesh, sessions
 from reach.core.agents import Agent
 from reach.core.calls import Call
 from reach.core.effects import CreatePin, DeregisterAgent, Effect, EndStream, LogLine, RefreshPin, RegisterAgents
@@ -236,7 +236,7 @@ class Engine(Queries):
                         return
                 if streaming and items and not items % 16:
                     with self.step():
-                        settle.grant(state, call, entry, items + limits.STREAM_CREDIT_INITIAL)
+                        credit.grant(state, call, entry, items + limits.STREAM_CREDIT_INITIAL)
                 arrived.clear()
                 await arrived.wait()
         finally:
@@ -269,6 +269,12 @@ class Engine(Queries):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._settled.wait()
+        with self.step() as state:
+            # First every agent, so that whoever still waits is told; a caller's link that ended first would have its
+            # requests cancelled, and the caller, who never wanted that, would send them again: a second run.
+            for peer in list(state.peers.values()):
+                for attachment in list(peer.attachments.values()):
+                    attach.dismiss(state, attachment, f"node {state.rules.node_id} is leaving")
         with self.step() as state:
             for peer in list(state.peers.values()):
                 attach.farewell(state, peer, Goodbye.SHUTDOWN, f"node {state.rules.node_id} is leaving")

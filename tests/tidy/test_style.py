@@ -19,7 +19,6 @@ LONGER_MODULES: dict[str, tuple[int, str]] = {
     "proto/agentreach/wire/link.py": (430, "one state machine: numbering, retention and resume cannot be told apart"),
     "reach/core/attach.py": (600, "hello, attach, cut, goodbye and expiry of a link are one life"),
     "reach/core/sessions.py": (480, "a lane, its pin and its owner change together"),
-    "reach/core/settle.py": (720, "every way a request ends, in one place, so that each gives everything back"),
 }
 """By path: (how long it may be, why). A module that became shorter is taken out."""
 

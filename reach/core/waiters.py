@@ -1,0 +1,88 @@
+"""Who waits for a request: its callers may leave one by one, by a cancel or because nobody reads their port any more.
+
+The last one to leave ends the request. Decides whose wait ends, and never touches a request that somebody else made.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentreach.v1 import error_pb2 as codes
+from agentreach.v1.error_pb2 import Error
+from agentreach.wire.errors import failure
+from reach.core import credit, deadlines, settle
+from reach.core.peers import Peer
+from reach.core.requests import MessageKey, Port, Request, Stage, Waiter
+
+if TYPE_CHECKING:
+    from reach.core.state import State
+
+
+def cancel(state: State, port: Port, key: MessageKey) -> None:
+    """The caller behind `port` no longer wants the answer. Somebody else's request is not its to cancel."""
+    request = state.by_key.get(key)
+    waiter = next((w for w in request.waiters if w.port is port), None) if request is not None else None
+    if request is None or waiter is None:
+        return
+    error = failure(codes.CANCELLED, "the caller cancelled the request", retryable=False)
+    if len(request.waiters) > 1:
+        withdraw(state, request, waiter, error)
+        deadlines.reschedule(state, request)
+        return
+    error.may_have_executed = request.item is not None and request.item.seq > 0
+    if request.stage is Stage.DELIVERED:
+        settle.give_up(state, request, error)
+    else:
+        settle.fail(state, request, error)
+
+
+def port_gone(state: State, port: Port, requests: list[Request], *, said_goodbye: bool) -> None:
+    """Nobody reads this port any more: every wait of its caller ends.
+
+    A caller that did not say goodbye may come back and send its messages again. What an agent has got of them is not
+    run a second time: the outcome is kept, and if the agent answers after all, that answer.
+    """
+    for request in requests:
+        item = request.item
+        sent = request.stage is Stage.DELIVERED and item is not None and item.seq > 0
+        if said_goodbye or not sent or len(request.waiters) > 1:
+            cancel(state, port, request.key)
+            continue
+        agent_id = request.agent.agent_id if request.agent is not None else ""
+        settle.give_up(
+            state,
+            request,
+            failure(
+                codes.AGENT_LOST,
+                f"its caller's link did not come back; {agent_id} was told to end it and may have executed",
+                retryable=request.idempotent,
+                agent_id=agent_id,
+            ),
+        )
+        request.lost_at = state.now
+
+
+def withdraw(state: State, request: Request, waiter: Waiter, error: Error) -> None:
+    """End one of several waits for a request; the others go on."""
+    reply = settle.error_reply(error, request.message_id, request.trace_id)
+    waiter.port.deliver(reply.SerializeToString(), request.priority)
+    request.waiters.remove(waiter)
+    forget(waiter.port, request)
+    credit.widen(state, request)
+
+
+def peer_of(port: Port) -> Peer | None:
+    """The link behind a port, if it is one."""
+    return port if isinstance(port, Peer) else None
+
+
+def remember(port: Port, request: Request) -> None:
+    """Let a link know that it waits for this request."""
+    if isinstance(port, Peer):
+        port.requests[request.number] = request
+
+
+def forget(port: Port, request: Request) -> None:
+    """The link waits for it no longer."""
+    if isinstance(port, Peer):
+        port.requests.pop(request.number, None)
