@@ -76,10 +76,7 @@ class TestANode:
             quiet(node.log)
 
     async def test_one_task_is_waited_for_and_a_stuck_one_until_the_limit(self) -> None:
-        for slept_s, limit_s, wanted in (
-            (1.0, 20.0, {"OK"}),
-            (60.0, 1.5, {"SHUTTING_DOWN", "AGENT_LOST", "CANCELLED"}),
-        ):
+        for slept_s, limit_s, told in ((1.0, 20.0, "OK"), (60.0, 1.5, "AGENT_LOST")):
             async with start_node(drain_timeout_s=limit_s) as node:
                 agent = make("worker/1", node.grpc, own_link=True, drain_timeout=0.2)
                 async with agent, connect(node.grpc, own_link=True) as mesh:
@@ -100,11 +97,7 @@ class TestANode:
                     assert await asyncio.to_thread(node.process.wait, 15) == 0
                     took_s = time.monotonic() - began
                     assert min(slept_s, limit_s) - 0.7 < took_s < min(slept_s, limit_s) + BUSY_S
-                    if "OK" in wanted:
-                        assert await asyncio.wait_for(asked, 5) == "OK"
-                    else:  # the caller waits for another node, until its own deadline: it is not told a lie
-                        asked.cancel()
-                        await asyncio.gather(asked, return_exceptions=True)
+                    assert await asyncio.wait_for(asked, 5) == told
                     quiet(node.log)
 
     async def test_a_second_signal_ends_it_at_once(self) -> None:
