@@ -11,6 +11,7 @@ import zlib
 from agent_sdk.work import Key, Work
 from agentreach.policy.seen import Seen
 from agentreach.v1 import envelope_pb2 as pb
+from agentreach.wire.content import content_digest
 
 ENTRIES_MAX, BYTES_MAX, AGE_S = 50_000, 32 << 20, 600.0  # twice: for fresh ids and for all others
 _ENTRY_BYTES = 256  # what an entry costs besides its answer
@@ -44,8 +45,14 @@ class Replies:
 
 
 def fingerprint_of(envelope: pb.Envelope) -> int:
-    """Tells other content under the same id apart, cheaply; the node compares exactly."""
-    return _fingerprint(envelope.payload.body)
+    """Tells other content under the same id apart, cheaply for what SDKs send; the node compares exactly.
+
+    What people type (json, text) is digested whole: its body is empty, and all of it would look the same.
+    """
+    payload = envelope.payload
+    if payload.WhichOneof("content") in (None, "body"):
+        return _fingerprint(payload.body)
+    return int.from_bytes(content_digest(envelope), "big")
 
 
 def _fingerprint(body: bytes) -> int:

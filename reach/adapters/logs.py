@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 import structlog
 
-_FIRST = ("trace_id", "agent_id", "target", "error")  # then the rest as given
+_FIRST = ("trace_id", "agent", "agent_id", "target", "code", "error")  # agent, target, error class; then the rest
 _WITHHELD = frozenset(
     {"payload", "body", "data", "envelope", "frame", "lineage", "resume_token", "password", "api_key", "authorization"}
 )

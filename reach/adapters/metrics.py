@@ -64,8 +64,8 @@ METRICS: tuple[Metric, ...] = (
         "reach_request_seconds",
         "histogram",
         ("agent_type", "phase"),
-        "Where the time of requests went: queue (waiting at this node), deliver (until the agent accepted), "
-        "handle (until its reply), total.",
+        "Where the time of requests went: queue (waiting at this node), deliver (the way to the agent and back), "
+        "handle (in the handler, by the agent's own clock), total (with the wait inside the agent).",
     ),
     Metric("reach_retries_total", "counter", (), "Attempts after the first."),
     Metric("reach_retries_suppressed_total", "counter", (), "Retries not made because the retry budget was used up."),

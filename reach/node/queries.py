@@ -15,7 +15,7 @@ from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.wire.checks import request_fault, target_fault
 from agentreach.wire.errors import failure
 from agentreach.wire.names import normalise_env
-from reach.core import settle
+from reach.core import route, settle
 from reach.core.agents import FULL
 from reach.core.explain import explain
 from reach.core.ports import Identity, MeshFailure
@@ -131,13 +131,15 @@ class Queries:
         state = self._state
         env = normalise_env(envelope.env)
         pin = self._pin(envelope, who.tenant, env)
+        pool = state.directory.pool_for(envelope.target, who.tenant, env)
         found = explain(
             state.directory,
             envelope.target,
             who.tenant,
             env,
-            policy=int(envelope.target.policy),
+            policy=route.policy_of(state, pool, envelope.target),
             pin=pin,
+            session_id=envelope.session_id,
             now=state.now,
             rng=state.rng,
             hash_key=envelope.target.hash_key or envelope.session_id,

@@ -38,6 +38,17 @@ def test_the_trace_comes_first_and_everything_is_one_json_line(stream: io.String
     assert line["level"] == "info" and line["event"] == "agent lost" and line["timestamp"]
 
 
+def test_agent_target_and_error_class_come_before_the_other_facts_by_the_names_the_node_uses(
+    stream: io.StringIO,
+) -> None:
+    logs.configure("info", "json", stream)
+    structlog.get_logger("reach").info(
+        "request failed", why="it was cut", code="AGENT_LOST", target="type echo", agent="echo/1", trace_id="t1"
+    )
+    (line,) = lines(stream)
+    assert list(line)[:7] == ["trace_id", "timestamp", "level", "event", "agent", "target", "code"]
+
+
 def test_lines_of_the_standard_library_go_the_same_way_with_their_facts(stream: io.StringIO) -> None:
     logs.configure("info", "json", stream)
     logging.getLogger("somewhere").warning("odd: %s", "x", extra={"trace_id": "t2"})
