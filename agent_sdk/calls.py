@@ -169,6 +169,8 @@ class Calls:
             self._saw_epoch(call.session, envelope.epoch)
         if envelope.HasField("error"):
             error = from_proto(envelope.error, envelope.trace_id or call.trace_id)
+            if call.item is not None and call.item.doubtful:
+                error.may_have_executed = True  # a node that has forgotten the request had it before this one
             if call.expected:
                 error.details.setdefault("items", str(call.expected))
             self._failed(call, error, now)
