@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from reach.core.agents import Agent
-    from reach.core.attach import Arrival
+    from reach.core.arrivals import Arrival
     from reach.core.peers import Peer
     from reach.core.requests import Attachment
     from reach.core.sessions import Lane
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RegisterAgents:
-    """Write these agents to the store, then `attach.registered`."""
+    """Write these agents to the store, then `arrivals.registered`."""
 
     peer: Peer
     arrival: Arrival

@@ -15,7 +15,20 @@ from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.frame_pb2 import Frame, Signal
 from agentreach.wire.errors import clean
 from agentreach.wire.names import normalise_env
-from reach.core import admit, attach, credit, deadlines, events, health, replies, sessions, waiters
+from reach.core import (
+    admit,
+    arrivals,
+    credit,
+    deadlines,
+    departures,
+    events,
+    health,
+    heartbeats,
+    links,
+    replies,
+    sessions,
+    waiters,
+)
 from reach.core.peers import Peer
 from reach.core.requests import Attachment, Request, Stage
 from reach.core.sessions import Lane
@@ -43,7 +56,7 @@ def frame(state: State, peer: Peer, received: Frame, spent_ms: int) -> None:
     if not link.receive(received, state.now):
         return
     if link.confirmed:
-        attach.confirmed(state, link.confirmed)
+        links.confirmed(state, link.confirmed)
     if peer.gaps:
         events.tell_gaps(state, peer)
     signals = received.signals
@@ -102,7 +115,7 @@ def tick(state: State) -> None:
             case Attachment():
                 health.on_timer(state, item)
             case Peer():
-                attach.on_timer(state, item)
+                links.on_timer(state, item)
             case Lane():
                 sessions.on_timer(state, item)
             case Publishing():
@@ -125,7 +138,7 @@ def finish_step(state: State) -> None:
         if not peer.closing:
             state.stats.slow_consumers += 1
             why = "its outbox is full of what it does not take"
-            attach.farewell(state, peer, frame_pb2.Goodbye.SLOW_CONSUMER, why)
+            links.farewell(state, peer, frame_pb2.Goodbye.SLOW_CONSUMER, why)
     if state.lanes_ready:
         sessions.drain_ready(state)
 
@@ -165,25 +178,25 @@ def _reset_idle(state: State, request: Request) -> None:
 
 
 def _attach(state: State, peer: Peer, signal: Signal) -> None:
-    attach.arrive(state, peer, [signal.attach], with_welcome=False)
+    arrivals.arrive(state, peer, [signal.attach], with_welcome=False)
 
 
 def _detach(state: State, peer: Peer, signal: Signal) -> None:
-    attach.detach(state, peer, signal.detach)
+    departures.detach(state, peer, signal.detach)
 
 
 def _heartbeat(state: State, peer: Peer, signal: Signal) -> None:
-    attach.heartbeat(state, peer, signal.heartbeat)
+    heartbeats.heard(state, peer, signal.heartbeat)
 
 
 def _status_change(state: State, peer: Peer, signal: Signal) -> None:
-    attachment = attach.own(peer, signal.status_change.agent_id)
+    attachment = peer.attachment(signal.status_change.agent_id)
     if attachment is not None:
         health.said(state, attachment, signal.status_change.status)
 
 
 def _probe_reply(state: State, peer: Peer, signal: Signal) -> None:
-    attachment = attach.own(peer, signal.probe_reply.agent_id)
+    attachment = peer.attachment(signal.probe_reply.agent_id)
     if attachment is not None:
         health.answered(state, attachment, signal.probe_reply)
 
@@ -201,7 +214,7 @@ def _unsubscribe(state: State, peer: Peer, signal: Signal) -> None:
 
 
 def _goodbye(state: State, peer: Peer, signal: Signal) -> None:
-    attach.goodbye(state, peer, signal.goodbye)
+    links.goodbye(state, peer, signal.goodbye)
 
 
 _SIGNALS: dict[str, Callable[[State, Peer, Signal], None]] = {

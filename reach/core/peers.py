@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from agentreach.wire.limits import OUTBOX_BYTES_HARD_MAX
 from agentreach.wire.link import Item, Link
+from agentreach.wire.names import normalise_env
 
 if TYPE_CHECKING:
     from agentreach.policy.wheel import Token
@@ -107,3 +108,11 @@ class Peer:
     def names(self) -> tuple[str, ...]:
         """What its messages may say they come from."""
         return (self.caller_id, *(agent_id for _, agent_id in self.attachments))
+
+    def attachment(self, agent_id: str, env: str = "") -> Attachment | None:
+        """The agent of this link; without an env the one in the link's own, else the only one of that id."""
+        attachment = self.attachments.get((normalise_env(env or self.env), agent_id))
+        if attachment is None and not env:
+            found = [each for (_, name), each in self.attachments.items() if name == agent_id]
+            return found[0] if len(found) == 1 else None
+        return attachment

@@ -20,7 +20,7 @@ from agentreach.v1.mesh_pb2 import PublishReply
 from agentreach.wire import limits
 from agentreach.wire.errors import failure
 from agentreach.wire.payload import Form, PayloadError, decode, encode
-from reach.core import attach, credit, events, mesh, sessions
+from reach.core import arrivals, credit, departures, events, links, mesh, sessions, takeover
 from reach.core.agents import Agent
 from reach.core.calls import Call
 from reach.core.effects import CreatePin, DeregisterAgent, Effect, EndStream, LogLine, RefreshPin, RegisterAgents
@@ -147,9 +147,9 @@ class Engine(Queries):
         assert self._pin_book is not None, "use() comes before the first stream"
         return self._pin_book
 
-    def _registered(self, peer: Peer, arrival: attach.Arrival) -> None:
+    def _registered(self, peer: Peer, arrival: arrivals.Arrival) -> None:
         with self.step() as state:
-            attach.registered(state, peer, arrival)
+            arrivals.registered(state, peer, arrival)
 
     async def _create_pin(self, effect: CreatePin) -> None:
         try:
@@ -178,7 +178,7 @@ class Engine(Queries):
         """The registry says that a process of another node, of this incarnation, has taken the agent over."""
         with self.step() as state:
             if isinstance(agent.link, Attachment):
-                attach.replaced(state, agent.link, by)
+                takeover.replaced(state, agent.link, by)
 
     # ---- the switchboard ----
 
@@ -274,10 +274,10 @@ class Engine(Queries):
             # requests cancelled, and the caller, who never wanted that, would send them again: a second run.
             for peer in list(state.peers.values()):
                 for attachment in list(peer.attachments.values()):
-                    attach.dismiss(state, attachment, f"node {state.rules.node_id} is leaving")
+                    departures.dismiss(state, attachment, f"node {state.rules.node_id} is leaving")
         with self.step() as state:
             for peer in list(state.peers.values()):
-                attach.farewell(state, peer, Goodbye.SHUTDOWN, f"node {state.rules.node_id} is leaving")
+                links.farewell(state, peer, Goodbye.SHUTDOWN, f"node {state.rules.node_id} is leaving")
 
     async def close(self) -> None:
         """Stop the timers and tasks."""

@@ -22,7 +22,7 @@ from agentreach.v1.admin_pb2 import NodeRecord
 from agentreach.v1.registry_pb2 import AgentRecord
 from agentreach.wire.errors import failure
 from reach.core.agents import Agent
-from reach.core.attach import Arrival, Attaching
+from reach.core.arrivals import Arrival, Attaching
 from reach.core.effects import DeregisterAgent
 from reach.core.store import (
     Compacted,

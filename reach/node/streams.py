@@ -12,7 +12,7 @@ from agentreach.aio.outlet import Outlet
 from agentreach.v1.frame_pb2 import Frame, Goodbye, Hello, Signal
 from agentreach.wire import limits
 from agentreach.wire.link import LinkError
-from reach.core import attach, mesh
+from reach.core import links, mesh
 
 if TYPE_CHECKING:
     from reach.core.peers import Peer
@@ -62,7 +62,7 @@ class Stream:
             self._over = True
             if peer is not None and peer.stream is self:
                 with self._engine.step() as state:
-                    attach.cut(state, peer)
+                    links.cut(state, peer)
         if self._outlet is not None:
             self._outlet.abandon()
 
@@ -110,7 +110,7 @@ class Stream:
             self._hello_timer.cancel()
             self._hello_timer = None
         with self._engine.step() as state:
-            peer = attach.hello(state, self._who, hello)
+            peer = links.hello(state, self._who, hello)
             if peer is None:
                 self._refuse("this node carries as many links as it may; try another node, or later")
                 return
@@ -144,7 +144,7 @@ class Stream:
             return
         log.warning("link broken", link=self._peer.link_id, peer=self._address, why=why)
         with self._engine.step() as state:
-            attach.farewell(state, self._peer, Goodbye.PROTOCOL_ERROR, why)
+            links.farewell(state, self._peer, Goodbye.PROTOCOL_ERROR, why)
 
     def _refuse(self, why: str) -> None:
         """End a stream that never became a link."""

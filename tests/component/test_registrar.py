@@ -12,7 +12,7 @@ from agentreach.v1.admin_pb2 import NodeRecord
 from agentreach.v1.registry_pb2 import AgentRecord
 from reach.adapters.memory_store import MemoryStore
 from reach.core.agents import Agent
-from reach.core.attach import Arrival, Attaching
+from reach.core.arrivals import Arrival, Attaching
 from reach.core.effects import DeregisterAgent
 from reach.core.store import Put
 from reach.node.registrar import BATCH, Registrar, agent_key

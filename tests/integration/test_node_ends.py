@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from agent_sdk import Agent, ReachError, connect
-from reach.core.attach import Arrival
+from reach.core.arrivals import Arrival
 from tests.support.node import config, running, start_node
 
 LIMIT_S = 15.0

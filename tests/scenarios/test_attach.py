@@ -9,7 +9,7 @@ from agentreach.v1 import error_pb2 as codes
 from agentreach.v1 import frame_pb2 as frames
 from agentreach.v1.frame_pb2 import Frame, Signal
 from agentreach.v1.registry_pb2 import DRAINING, HEALTHY, STARTING, UNREACHABLE
-from reach.core import attach, mesh
+from reach.core import links, mesh
 from reach.core.effects import RegisterAgents
 from reach.core.ports import Identity
 from tests.support.core import CoreMesh, Process, record
@@ -349,7 +349,7 @@ def test_farewell_twice_says_it_once() -> None:
     assert agent.peer is not None
     for _ in range(2):
         with core.step() as state:
-            attach.farewell(state, agent.peer, frames.Goodbye.SHUTDOWN, "leaving")
+            links.farewell(state, agent.peer, frames.Goodbye.SHUTDOWN, "leaving")
     assert agent.goodbye is not None and agent.goodbye.code == frames.Goodbye.SHUTDOWN
     assert len(agent.got_signals("goodbye")) == 1
     core.assert_settled()
@@ -488,8 +488,8 @@ def test_what_a_hello_acknowledges_is_not_kept_although_no_frame_follows() -> No
         incarnation=caller.incarnation, resume_token=caller.welcome.resume_token, last_seq=caller.link.last_accepted
     )
     with core.step() as state:
-        peer = attach.hello(state, caller.who, hello)
+        peer = links.hello(state, caller.who, hello)
         assert peer is caller.peer and peer is not None
-        attach.cut(state, peer)
+        links.cut(state, peer)
     core.advance(11)
     core.assert_settled()

@@ -18,8 +18,8 @@ from agentreach.v1.frame_pb2 import Frame, Signal
 from agentreach.v1.registry_pb2 import AgentLoad, AgentRecord
 from agentreach.wire.errors import failure
 from agentreach.wire.link import Item, Link
-from reach.core import attach, mesh, sessions
-from reach.core.attach import Arrival
+from reach.core import arrivals, links, mesh, sessions
+from reach.core.arrivals import Arrival
 from reach.core.calls import Call
 from reach.core.effects import CreatePin, DeregisterAgent, EndStream, LogLine, RefreshPin, RegisterAgents
 from reach.core.lineage import LineageKeys
@@ -88,7 +88,7 @@ class Process:
         self.link.cut()
         self.welcome = None
         with core.step():
-            peer = attach.hello(core.state, self.who, hello)
+            peer = links.hello(core.state, self.who, hello)
             self.peer = peer
             if peer is not None:
                 peer.stream = self
@@ -102,7 +102,7 @@ class Process:
         assert self.peer is not None
         self.connected = False
         with self.core.step() as state:
-            attach.cut(state, self.peer)
+            links.cut(state, self.peer)
         self.core.pump()
 
     def restart_numbering(self) -> None:
@@ -432,7 +432,7 @@ class CoreMesh:
             effect = self.held.popleft()
             if isinstance(effect, RegisterAgents):
                 self._register(effect.arrival)
-                attach.registered(self.state, effect.peer, effect.arrival)
+                arrivals.registered(self.state, effect.peer, effect.arrival)
             else:
                 self._pin(effect)
 
