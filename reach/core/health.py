@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from agentreach.v1 import frame_pb2 as pb
 from agentreach.v1.frame_pb2 import Signal
+from agentreach.v1.registry_pb2 import AgentStatus
 from reach.core import sessions
 from reach.core.agents import DEGRADED, DRAINING, HEALTHY, STARTING, UNREACHABLE
 from reach.core.requests import Attachment, Request
@@ -41,10 +42,14 @@ def set_status(state: State, attachment: Attachment, status: int) -> None:
     if agent.status == status:
         return
     attachment.unreachable_since = state.now if status == UNREACHABLE else 0.0
-    state.log("info", "agent status", agent=agent.agent_id, status=status, was=agent.status)
+    state.log("info", "agent status", agent=agent.agent_id, status=_name(status), was=_name(agent.status))
     agent.status = status
     state.directory.changed(agent)
     sessions.owner_changed(state, attachment)
+
+
+def _name(status: int) -> str:
+    return AgentStatus.Name(AgentStatus.ValueType(status))
 
 
 def said(state: State, attachment: Attachment, status: int) -> None:

@@ -41,6 +41,14 @@ def test_an_agent_that_says_it_is_not_ready_is_asked_again() -> None:
     assert attachment.agent.warm_since >= core.state.now - 12
 
 
+def test_a_change_of_status_is_logged_by_its_name() -> None:
+    core = CoreMesh()
+    _starting(core, answers=True)
+    core.advance(6)
+    assert [line.fields["was"] for line in core.logged("agent status")] == ["STARTING"]
+    assert [line.fields["status"] for line in core.logged("agent status")] == ["HEALTHY"]
+
+
 def test_one_missed_probe_is_degraded_two_are_unreachable_and_an_answer_heals() -> None:
     core = CoreMesh()
     agent, caller = core.agent(), core.caller()
