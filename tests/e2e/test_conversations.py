@@ -422,6 +422,11 @@ async def test_collecting_garbage_all_the_time_ends_no_background_work(node: Nod
                 asyncio.create_task(mesh.request({"n": n, "sleep": 1.5}, agent_id=agent_id, timeout=30))
                 for n in range(5)
             ]
+
+            async def all_begun() -> bool:
+                return len(worker.runs()) == 5
+
+            await eventually(all_begun, "they have begun")
             proxy.reset()
             assert [reply.data for reply in await asyncio.gather(*asked)] == list(range(5))
             assert "Traceback" not in worker.log and "never retrieved" not in worker.log
