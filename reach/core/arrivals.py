@@ -19,7 +19,7 @@ from agentreach.v1.registry_pb2 import AgentRecord
 from agentreach.wire.checks import record_fault
 from agentreach.wire.errors import failure
 from agentreach.wire.names import normalise_env
-from reach.core import health, links, sessions, takeover
+from reach.core import health, links, owners, takeover
 from reach.core.agents import STARTING, Agent
 from reach.core.effects import DeregisterAgent, RegisterAgents
 from reach.core.peers import Peer
@@ -176,7 +176,7 @@ def registered(state: State, peer: Peer, arrival: Arrival) -> None:
     for each in arrival.agents:
         if each.error is None and each.attachment is not None:
             for session in each.sessions:
-                sessions.came_back(state, each.attachment, session.session_id, session.epoch)
+                owners.came_back(state, each.attachment, session.session_id, session.epoch)
             if each.attachment.agent.status == STARTING:
                 health.probe(state, each.attachment)
 

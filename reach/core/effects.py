@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from reach.core.agents import Agent
     from reach.core.arrivals import Arrival
+    from reach.core.lanes import Lane
     from reach.core.peers import Peer
     from reach.core.requests import Attachment
-    from reach.core.sessions import Lane
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class DeregisterAgent:
 
 @dataclass(frozen=True, slots=True)
 class CreatePin:
-    """Write the pin of a lane for this agent by compare-and-set, then `sessions.pinned`."""
+    """Write the pin of a lane for this agent by compare-and-set, then `owners.pinned`."""
 
     lane: Lane
     attachment: Attachment

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from agentreach.v1 import frame_pb2 as pb
 from agentreach.v1.frame_pb2 import Signal
 from agentreach.v1.registry_pb2 import AgentStatus
-from reach.core import sessions
+from reach.core import owners
 from reach.core.agents import DEGRADED, DRAINING, HEALTHY, STARTING, UNREACHABLE
 from reach.core.requests import Attachment, Request
 
@@ -45,7 +45,7 @@ def set_status(state: State, attachment: Attachment, status: int) -> None:
     state.log("info", "agent status", agent=agent.agent_id, status=_name(status), was=_name(agent.status))
     agent.status = status
     state.directory.changed(agent)
-    sessions.owner_changed(state, attachment)
+    owners.changed(state, attachment)
 
 
 def _name(status: int) -> str:
@@ -128,7 +128,7 @@ def on_timer(state: State, attachment: Attachment) -> None:
         if now - attachment.probed_at >= interval_s:
             probe(state, attachment)
     if attachment.unreachable_since and attachment.pinned and now - attachment.unreachable_since >= rules.owner_lost_s:
-        sessions.owner_gone(state, attachment)
+        owners.gone(state, attachment)
     wait_s = min(rules.probe_interval_busy_s, rules.probe_timeout_s)
     if attachment.overdue is not None or attachment.attempts:
         wait_s = min(wait_s, rules.accept_timeout_s / 4, 1.0)
@@ -148,7 +148,7 @@ def _overdue_deliveries(state: State, attachment: Attachment) -> None:
     if overdue is not None:
         attachment.overdue = None
         unsaturate(state, attachment)
-        sessions.owner_changed(state, attachment)
+        owners.changed(state, attachment)
 
 
 def unacknowledged(state: State, attachment: Attachment, item: Item) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from agentreach.v1 import frame_pb2 as pb
 from agentreach.v1.frame_pb2 import Signal
-from reach.core import health, sessions
+from reach.core import health, owners
 from reach.core.peers import Peer
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def heard(state: State, peer: Peer, message: pb.Heartbeat) -> None:
         if load.leftovers != agent.leftovers:
             agent.leftovers = load.leftovers
             state.directory.changed(agent)
-            sessions.owner_changed(state, attachment)
+            owners.changed(state, attachment)
         if load.status:
             health.said(state, attachment, load.status)
     interval_s, ttl_s = times(state)

@@ -24,14 +24,15 @@ from reach.core import (
     events,
     health,
     heartbeats,
+    lanes,
     links,
+    owners,
     replies,
-    sessions,
     waiters,
 )
+from reach.core.lanes import Lane
 from reach.core.peers import Peer
 from reach.core.requests import Attachment, Request, Stage
-from reach.core.sessions import Lane
 from reach.core.topics import Publishing
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def frame(state: State, peer: Peer, received: Frame, spent_ms: int) -> None:
         peer.filled = False
         for attachment in peer.attachments.values():
             health.unsaturate(state, attachment)
-            sessions.owner_changed(state, attachment)
+            owners.changed(state, attachment)
 
 
 def invoke(state: State, call: Call, who: Identity, envelope: Envelope) -> None:
@@ -117,7 +118,7 @@ def tick(state: State) -> None:
             case Peer():
                 links.on_timer(state, item)
             case Lane():
-                sessions.on_timer(state, item)
+                lanes.on_timer(state, item)
             case Publishing():
                 item.timer = None
                 events.finish(state, item)
@@ -140,7 +141,7 @@ def finish_step(state: State) -> None:
             why = "its outbox is full of what it does not take"
             links.farewell(state, peer, frame_pb2.Goodbye.SLOW_CONSUMER, why)
     if state.lanes_ready:
-        sessions.drain_ready(state)
+        lanes.drain_ready(state)
 
 
 # ---- signals ----

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from agentreach.policy.wheel import Token
     from agentreach.v1.peer_pb2 import Lineage
     from reach.core.agents import Agent
+    from reach.core.lanes import Lane
     from reach.core.peers import Peer
-    from reach.core.sessions import Lane
     from reach.core.stats import TypeStats
     from reach.core.trace import Stage as TraceStage
 

@@ -13,7 +13,7 @@ from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.error_pb2 import Error
-from reach.core import health, outcomes, replay, sessions, waiters
+from reach.core import health, lanes, outcomes, replay, waiters
 from reach.core.requests import Attachment, Request, Stage
 from reach.core.trace import Journey, Traced, put_journey
 
@@ -200,6 +200,6 @@ def release(state: State, request: Request) -> None:
             request.holds_slot = False
             state.directory.release(attachment.agent)
         if attachment.lanes_waiting:
-            sessions.next_in_turn(state, attachment)
+            lanes.next_in_turn(state, attachment)
     if request.lane is not None:
-        sessions.leave(state, request)
+        lanes.leave(state, request)

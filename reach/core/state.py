@@ -25,10 +25,10 @@ from reach.core.writing import origin_fields
 
 if TYPE_CHECKING:
     from reach.core.calls import Call
+    from reach.core.lanes import Lane, LaneKey
     from reach.core.peers import Peer
     from reach.core.ports import Identity
     from reach.core.requests import Attachment, MessageKey, Request
-    from reach.core.sessions import Lane, LaneKey
     from reach.core.topics import Publishing
 
 

@@ -14,7 +14,7 @@ from agentreach.v1 import frame_pb2 as pb
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.frame_pb2 import Signal
 from agentreach.wire.errors import failure
-from reach.core import arrivals, credit, departures, events, health, losses, sessions, settle
+from reach.core import arrivals, credit, departures, events, health, losses, owners, settle
 from reach.core.agents import Agent
 from reach.core.peers import Peer
 from reach.core.requests import Attachment, Request, Stage
@@ -71,7 +71,7 @@ def _replace_record(state: State, former: Agent, agent: Agent) -> Attachment:
     attachment.agent = agent
     for request in attachment.attempts.values():
         request.agent = agent
-    sessions.owner_changed(state, attachment)  # it may have more slots now
+    owners.changed(state, attachment)  # it may have more slots now
     return attachment
 
 
@@ -100,7 +100,7 @@ def _move_to(state: State, attachment: Attachment, peer: Peer) -> None:
     credit.grant_again(state, attachment)
     health.in_sight(state, attachment)
     health.unsaturate(state, attachment)
-    sessions.owner_changed(state, attachment)
+    owners.changed(state, attachment)
     state.woken.add(peer)
 
 

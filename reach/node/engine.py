@@ -20,7 +20,7 @@ from agentreach.v1.mesh_pb2 import PublishReply
 from agentreach.wire import limits
 from agentreach.wire.errors import failure
 from agentreach.wire.payload import Form, PayloadError, decode, encode
-from reach.core import arrivals, credit, departures, events, links, mesh, sessions, takeover
+from reach.core import arrivals, credit, departures, events, links, mesh, owners, takeover
 from reach.core.agents import Agent
 from reach.core.calls import Call
 from reach.core.effects import CreatePin, DeregisterAgent, Effect, EndStream, LogLine, RefreshPin, RegisterAgents
@@ -156,13 +156,13 @@ class Engine(Queries):
             holder = await self._pins.create(effect)
         except StoreUnavailable as error:
             with self.step() as state:
-                sessions.not_pinned(state, effect.lane, str(error))
+                owners.not_pinned(state, effect.lane, str(error))
             return
         with self.step() as state:
             if holder.made:
-                sessions.pinned(state, effect.lane, effect.attachment, holder.epoch)
+                owners.pinned(state, effect.lane, effect.attachment, holder.epoch)
             else:
-                sessions.pinned_elsewhere(state, effect.lane, holder.agent_id, holder.incarnation, holder.epoch)
+                owners.pinned_elsewhere(state, effect.lane, holder.agent_id, holder.incarnation, holder.epoch)
 
     def _spawn(self, work: Coroutine[object, object, None], name: str) -> None:
         task = self._loop.create_task(work, name=name)

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from agentreach.aio.clock import boot_time
 from agentreach.v1.peer_pb2 import Pin
 from reach.core.effects import CreatePin, RefreshPin
-from reach.core.sessions import LaneKey, refresh_every_s
+from reach.core.lanes import LaneKey
+from reach.core.owners import refresh_every_s
 from reach.core.store import Get, LeaseGone, Put, Store, StoreUnavailable, absent, unchanged
 
 AT_ONCE = 64  # pins written at the same time; more only wait inside etcd

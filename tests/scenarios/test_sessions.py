@@ -6,7 +6,7 @@ import pytest
 
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
-from reach.core import sessions
+from reach.core import owners
 from tests.support.core import CoreMesh, Process, record
 
 
@@ -314,7 +314,7 @@ def test_pins_in_use_are_refreshed() -> None:
     agent, caller = core.agent(), core.caller()
     for _ in range(10):
         agent.answer(caller.request(session_id="s"))
-        core.advance(sessions.REFRESH_S / 4)
+        core.advance(owners.REFRESH_S / 4)
     assert 1 <= len(core.refreshed) <= 3
 
 

@@ -18,7 +18,7 @@ from agentreach.v1.frame_pb2 import Frame, Signal
 from agentreach.v1.registry_pb2 import AgentLoad, AgentRecord
 from agentreach.wire.errors import failure
 from agentreach.wire.link import Item, Link
-from reach.core import arrivals, links, mesh, sessions
+from reach.core import arrivals, links, mesh, owners
 from reach.core.arrivals import Arrival
 from reach.core.calls import Call
 from reach.core.effects import CreatePin, DeregisterAgent, EndStream, LogLine, RefreshPin, RegisterAgents
@@ -448,16 +448,16 @@ class CoreMesh:
     def _pin(self, effect: CreatePin) -> None:
         lane, state = effect.lane, self.state
         if not self.registry_up:
-            sessions.not_pinned(state, lane, "the store is away")
+            owners.not_pinned(state, lane, "the store is away")
             return
         pin = self.pins.get(lane.key)
         if pin is None or pin[2] == effect.replaces_epoch:
             self.revision += 1
             agent = effect.attachment.agent
             self.pins[lane.key] = (agent.agent_id, agent.incarnation, self.revision)
-            sessions.pinned(state, lane, effect.attachment, self.revision)
+            owners.pinned(state, lane, effect.attachment, self.revision)
         else:
-            sessions.pinned_elsewhere(state, lane, *pin)
+            owners.pinned_elsewhere(state, lane, *pin)
 
     def pump(self) -> None:
         """Carry frames both ways until nobody has anything to say."""

@@ -1,0 +1,239 @@
+"""The lane of a session: its messages in their order, and when the next one may start.
+
+A message starts when its owner is there and able, the lane has a place, and the owner a slot; lanes of one owner take
+turns for its slots. A lane is forgotten when the session was idle for its time to live, or never got an owner. How an
+owner is found and kept is `owners`'.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from agentreach.v1 import envelope_pb2 as pb
+from agentreach.v1 import error_pb2 as codes
+from agentreach.v1.envelope_pb2 import Envelope
+from agentreach.wire.errors import failure
+from reach.core import deadlines, loops, owners, route, settle
+from reach.core.agents import DEGRADED, HEALTHY
+from reach.core.requests import Attachment, Request
+
+if TYPE_CHECKING:
+    from agentreach.policy.wheel import Token
+    from reach.core.state import State
+
+LaneKey = tuple[str, str, str, str]  # tenant, env, agent_type, session_id
+AWAITED_LOOK_S = 0.25  # an owner that is to come back after a restart of the node is looked for so often
+
+
+class Lane:
+    """One session's messages and its owner."""
+
+    __slots__ = (
+        "awaited_until",
+        "broken",
+        "epoch",
+        "event",
+        "in_turn",
+        "key",
+        "owner",
+        "owner_id",
+        "pinning",
+        "refreshed_at",
+        "running",
+        "timer",
+        "used_at",
+        "waiting",
+    )
+
+    def __init__(self, key: LaneKey, now: float) -> None:
+        self.key = key
+        self.waiting: deque[Request] = deque()
+        self.running: set[Request] = set()
+        self.owner: Attachment | None = None
+        self.owner_id: tuple[str, bytes] = ("", b"")
+        """(agent_id, incarnation) of the pin."""
+        self.epoch = 0
+        self.pinning = False
+        """A pin is being written."""
+        self.in_turn = False
+        """It stands in its owner's queue for a slot."""
+        self.event = 0
+        """The SessionEvent that the next reply tells."""
+        self.broken = False
+        """Its former owner's state is gone."""
+        self.awaited_until = 0.0
+        """The pin names a process that is not attached (a restart): until when it may come back."""
+        self.used_at = now
+        self.refreshed_at = now
+        self.timer: Token | None = None
+
+
+def lane_of(state: State, key: LaneKey) -> Lane | None:
+    """The lane of a session, made if it is the first that is heard of it. None: the node holds as many as it may."""
+    lane = state.lanes.get(key)
+    if lane is None and len(state.lanes) < state.rules.sessions_max:
+        lane = state.lanes[key] = Lane(key, state.now)
+        watch(state, lane)
+    return lane
+
+
+def watch(state: State, lane: Lane) -> None:
+    """Set the lane's one timer: the awaited owner's time, else the end of the session's time to live."""
+    when = max(lane.used_at + state.rules.session_ttl_s, state.now)
+    if lane.awaited_until > state.now:
+        when = min(when, lane.awaited_until, state.now + AWAITED_LOOK_S)
+    elif lane.waiting or lane.running or lane.pinning:
+        when = max(when, state.now + owners.REFRESH_S)
+    if lane.timer is not None:
+        state.checks.cancel(lane.timer, lane)
+    lane.timer = state.checks.schedule(lane, when)
+
+
+def _forget(state: State, lane: Lane) -> None:
+    owners.disown(state, lane)
+    if lane.timer is not None:
+        state.checks.cancel(lane.timer, lane)
+        lane.timer = None
+    del state.lanes[lane.key]
+
+
+def forget_if_unknown(state: State, lane: Lane) -> None:
+    """Keep no lane of a session that never got an owner: callers can invent as many as they like."""
+    known = lane.owner is not None or lane.epoch or lane.pinning or lane.waiting or lane.running
+    if not known and state.lanes.get(lane.key) is lane:
+        _forget(state, lane)
+
+
+def able(owner: Attachment) -> bool:
+    """True if the owner may be given work: its link is up and it is well enough."""
+    return owner.peer.connected and owner.agent.status in (HEALTHY, DEGRADED)
+
+
+def advance(state: State, lane: Lane) -> None:
+    """Start what can be started of a lane, from its head."""
+    while lane.waiting:
+        owner = lane.owner
+        if owner is None:
+            if lane.pinning:
+                return
+            if lane.awaited_until:
+                if owners.awaited_is_back(state, lane):
+                    continue
+                if lane.awaited_until > state.now:
+                    return
+            owners.ask(state, lane)
+            continue
+        agent = owner.agent
+        if len(lane.running) >= agent.session_concurrency or not able(owner):
+            return
+        if agent.saturated or not agent.has_slot:
+            if lane.waiting[0].ancestors and not agent.saturated and _waits_for_itself(state, lane, owner):
+                continue
+            if not lane.in_turn:
+                lane.in_turn = True
+                owner.lanes_waiting.append(lane)
+            return
+        request = lane.waiting.popleft()
+        start(state, lane, request, Envelope.FromString(request.data))
+    forget_if_unknown(state, lane)
+
+
+def _waits_for_itself(state: State, lane: Lane, owner: Attachment) -> bool:
+    """The head needs a slot, and its own call tree holds them all: it fails, or uses the tree's slot again."""
+    request = lane.waiting[0]
+    holders = [held.message_id for held in owner.attempts.values()]
+    queue = {lane, *owner.lanes_waiting}
+    if not loops.would_deadlock(request.ancestors, holders, [held.ancestors for one in queue for held in one.waiting]):
+        return False
+    lane.waiting.popleft()
+    if owner.agent.reentrant:
+        request.reentrant = True
+        start(state, lane, request, Envelope.FromString(request.data))
+        return True
+    assert request.parent is not None
+    request.lane = None
+    state.stats.loops["would_deadlock"] += 1
+    name = owner.agent.agent_id
+    settle.fail(state, request, loops.deadlock(request.parent.path, name, f"every slot of {name}"))
+    return True
+
+
+def start(state: State, lane: Lane, request: Request, envelope: Envelope) -> None:
+    """Hand the head of the lane to the owner, unless the caller would rather know that the state is gone."""
+    owner = lane.owner
+    assert owner is not None
+    if request.deadline <= state.now:  # its timer is a tick late, or this node's loop stood still
+        settle.fail(state, request, deadlines.timed_out(request))
+        return
+    event = lane.event
+    if request.epoch and request.epoch != lane.epoch:  # it knew another owner: never STARTED
+        event = int(pb.LOST)
+    if event == pb.LOST and request.strict_session:
+        request.lane = None
+        settle.fail(
+            state,
+            request,
+            failure(
+                codes.SESSION_LOST,
+                f"session {lane.key[3]} lost its state (its agent is gone) and strict_session is set; start a new one",
+                agent_id=owner.agent.agent_id,
+            ),
+        )
+        return
+    request.session_event = event
+    request.routed = f"session pin, epoch {lane.epoch}"
+    lane.event = 0
+    request.epoch = lane.epoch
+    if request.lane is lane:
+        lane.running.add(request)
+    owners.keep_pin(state, lane)
+    route.hand_over(state, request, envelope, owner, request.parent)
+
+
+def leave(state: State, request: Request) -> None:
+    """A released request gives back its lane's place."""
+    lane = request.lane
+    if lane is None:
+        return
+    request.lane = None
+    if request in lane.running:
+        lane.running.discard(request)
+    elif request in lane.waiting:
+        lane.waiting.remove(request)
+    state.lanes_ready.append(lane)
+
+
+def next_in_turn(state: State, attachment: Attachment) -> None:
+    """A slot of the agent is free: the lane that waits longest gets it."""
+    if attachment.lanes_waiting:
+        lane = attachment.lanes_waiting.popleft()
+        lane.in_turn = False
+        state.lanes_ready.append(lane)
+
+
+def drain_ready(state: State) -> None:
+    """Let every lane go on whose place, slot or owner changed in this step."""
+    ready = state.lanes_ready
+    while ready:
+        lane = ready.popleft()
+        advance(state, lane)
+        owner = lane.owner
+        if owner is not None and owner.lanes_waiting and owner.agent.has_slot and not owner.agent.saturated:
+            next_in_turn(state, owner)  # this lane had no use for the slot
+
+
+def on_timer(state: State, lane: Lane) -> None:
+    """The lane's time has come: stop awaiting its owner, or forget it when it was idle for its time to live."""
+    if state.lanes.get(lane.key) is not lane:
+        return
+    lane.timer = None
+    if lane.awaited_until:
+        advance(state, lane)
+        if state.lanes.get(lane.key) is not lane:
+            return
+    idle_until = lane.used_at + state.rules.session_ttl_s
+    if idle_until <= state.now and not (lane.waiting or lane.running or lane.pinning):
+        _forget(state, lane)
+    else:
+        watch(state, lane)

@@ -1,0 +1,172 @@
+"""The owner of a session and its pin: chosen, recorded, kept, awaited, lost.
+
+The first message chooses its owner by ring and asks for a pin (compare-and-set in the store). Later messages follow
+the pin, not the ring. When the owner is gone the next message gets a new owner under a new epoch, and is told that the
+state is `LOST`. (Moves with the state are for the version with several nodes; their seat is `gone`.) Which message is
+next is `lanes`'; how a pin is written is the node's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentreach.v1 import envelope_pb2 as pb
+from agentreach.v1 import error_pb2 as codes
+from agentreach.v1.envelope_pb2 import Envelope
+from agentreach.wire.errors import failure
+from reach.core import balance, lanes, losses, route, settle
+from reach.core.effects import CreatePin, RefreshPin
+from reach.core.requests import Attachment, Stage
+
+if TYPE_CHECKING:
+    from reach.core.state import State
+
+REFRESH_S = 60.0  # a used pin is written again at most so often
+PIN_RETRY_AFTER_MS = 1000
+
+
+def ask(state: State, lane: lanes.Lane) -> None:
+    """Choose an owner for the lane's head and ask for its pin; without a candidate the head fails."""
+    request = lane.waiting[0]
+    envelope = Envelope.FromString(request.data)
+    tenant, env, agent_type, session_id = lane.key
+    envelope.target.agent_type = "" if envelope.target.agent_id else agent_type
+    pool = state.directory.pool_for(envelope.target, tenant, env)
+    agent = balance.choose_owner(pool, session_id)
+    if agent is None:
+        lane.waiting.popleft()
+        request.lane = None
+        settle.fail(state, request, route.nobody(state, pool, request, request.parent))
+        return
+    attachment = agent.link
+    assert isinstance(attachment, Attachment)
+    lane.pinning = True
+    state.effects.append(CreatePin(lane, attachment, lane.epoch))
+
+
+def pinned(state: State, lane: lanes.Lane, attachment: Attachment, epoch: int) -> None:
+    """The pin for this agent is written; `epoch` is its number."""
+    lane.pinning = False
+    first = lane.epoch == 0 and not lane.broken
+    lane.event = int(pb.STARTED if first else pb.LOST)
+    lane.broken = False
+    lane.refreshed_at = state.now
+    if _attached(state, attachment):
+        own(state, lane, attachment, epoch)
+    else:  # it went while the pin was written
+        lane.epoch, lane.broken = epoch, not first
+    state.lanes_ready.append(lane)
+
+
+def pinned_elsewhere(state: State, lane: lanes.Lane, agent_id: str, incarnation: bytes, epoch: int) -> None:
+    """The store has a pin already: of an agent that is here, or that may still come back after a restart."""
+    lane.pinning = False
+    tenant, env, _, _ = lane.key
+    attachment = route.incarnation(state, (tenant, "", env, ""), agent_id, incarnation)
+    if attachment is not None:
+        own(state, lane, attachment, epoch)
+    elif epoch == lane.epoch or lane.awaited_until:
+        lane.awaited_until = 0.0
+        lane.epoch, lane.broken = epoch, True
+    else:
+        lane.epoch = epoch
+        lane.owner_id = (agent_id, incarnation)
+        lane.awaited_until = state.now + state.rules.resume_window_s
+        lanes.watch(state, lane)
+    state.lanes_ready.append(lane)
+
+
+def _attached(state: State, attachment: Attachment) -> bool:
+    agent = attachment.agent
+    return state.directory.get(agent.tenant, agent.env, agent.agent_id) is agent
+
+
+def awaited_is_back(state: State, lane: lanes.Lane) -> bool:
+    """True if the process that the pin names has attached meanwhile: then the lane is its again."""
+    tenant, env, _, _ = lane.key
+    attachment = route.incarnation(state, (tenant, "", env, ""), *lane.owner_id)
+    if attachment is None:
+        return False
+    own(state, lane, attachment, lane.epoch)
+    return True
+
+
+def not_pinned(state: State, lane: lanes.Lane, why: str) -> None:
+    """The store could not write the pin: no new session starts while it is away."""
+    lane.pinning = False
+    error = failure(
+        codes.REGISTRY_UNAVAILABLE,
+        f"session {lane.key[3]} has no owner and the registry cannot record one now ({why}); try again",
+        retry_after_ms=PIN_RETRY_AFTER_MS,
+    )
+    while lane.waiting:
+        request = lane.waiting.popleft()
+        request.lane = None
+        settle.fail(state, request, error)
+    lanes.forget_if_unknown(state, lane)
+
+
+def refresh_every_s(session_ttl_s: float) -> float:
+    """How often the pin of a session in use is written again."""
+    return min(REFRESH_S, session_ttl_s / 4)
+
+
+def keep_pin(state: State, lane: lanes.Lane) -> None:
+    """The session is in use: have its pin written again if that was not done for a while."""
+    lane.used_at = state.now
+    if state.now - lane.refreshed_at >= refresh_every_s(state.rules.session_ttl_s):
+        lane.refreshed_at = state.now
+        state.effects.append(RefreshPin(lane))
+
+
+def own(state: State, lane: lanes.Lane, attachment: Attachment, epoch: int) -> None:
+    """The lane belongs to this agent under this epoch."""
+    disown(state, lane)
+    lane.owner = attachment
+    lane.owner_id = (attachment.agent.agent_id, attachment.agent.incarnation)
+    lane.epoch = epoch
+    lane.awaited_until = 0.0
+    attachment.pinned.add(lane)
+    state.directory.pin(attachment.agent)
+
+
+def disown(state: State, lane: lanes.Lane) -> None:
+    """The lane has no owner any more."""
+    owner = lane.owner
+    if owner is None:
+        return
+    lane.owner = None
+    owner.pinned.discard(lane)
+    state.directory.unpin(owner.agent)
+    if lane.in_turn:
+        lane.in_turn = False
+        owner.lanes_waiting.remove(lane)
+
+
+def gone(state: State, attachment: Attachment) -> None:
+    """An agent is judged dead or has left: its sessions need new owners, and their state is lost."""
+    for lane in list(attachment.pinned):
+        for request in [each for each in lane.running if each.attachment is attachment]:
+            lane.running.discard(request)
+            request.lane = None
+            if request.stage is not Stage.SETTLED:
+                losses.lost(state, request, "it is judged dead and its session goes on without it")
+        disown(state, lane)
+        lane.broken = True
+        state.lanes_ready.append(lane)
+
+
+def changed(state: State, attachment: Attachment) -> None:
+    """The agent's status or slots changed: its sessions may be able to go on."""
+    state.lanes_ready.extend(lane for lane in attachment.pinned if lane.waiting)
+
+
+def came_back(state: State, attachment: Attachment, session_id: str, epoch: int) -> None:
+    """A re-attaching process still holds this session under this epoch."""
+    agent = attachment.agent
+    lane = lanes.lane_of(state, (agent.tenant, agent.env, agent.agent_type, session_id))
+    if lane is None or lane.owner is not None or lane.pinning or lane.epoch > epoch:
+        return  # somebody else has it under a newer epoch: what this one says of it will be fenced
+    own(state, lane, attachment, epoch)
+    lane.event, lane.broken = 0, False
+    state.lanes_ready.append(lane)
