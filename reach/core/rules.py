@@ -41,7 +41,7 @@ class Rules:
     trace_recent_max: int = 50_000
     trace_kept_max: int = 10_000
     trace_kept_s: float = 900.0
-    slow_request_s: float = 5.0
+    slow_request_s: float = 10.0
     requests_in_flight_max: int = 50_000
     links_max: int = 10_000
     agents_max: int = 20_000

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+
 import pytest
 
 from agentreach.v1 import envelope_pb2 as pb
@@ -493,3 +495,41 @@ def test_what_a_hello_acknowledges_is_not_kept_although_no_frame_follows() -> No
         links.cut(state, peer)
     core.advance(11)
     core.assert_settled()
+
+
+@pytest.mark.parametrize(
+    "stranger", [Identity(principal="mallory"), Identity(tenant="other")], ids=["principal", "tenant"]
+)
+def test_a_resume_token_is_good_only_for_its_principal(stranger: Identity) -> None:
+    core = CoreMesh()
+    agent, caller = core.agent(), core.caller()
+    agent.cut()
+    thief = Process(core, "thief", stranger, "")
+    thief.incarnation, thief.welcome = agent.incarnation, agent.welcome
+    core.processes.append(thief)
+    assert agent.welcome is not None
+    token = agent.welcome.resume_token
+    welcome = thief.connect()
+    assert welcome is not None and not welcome.resumed
+    assert welcome.resume_token != token and thief.peer is not agent.peer
+    again = agent.connect()
+    assert again is not None and again.resumed
+    agent.answer(caller.request())
+    core.assert_settled()
+
+
+def test_a_resume_token_stands_in_no_line_of_the_log() -> None:
+    core = CoreMesh()
+    agent = core.agent()
+    assert agent.welcome is not None
+    token = bytes(agent.welcome.resume_token)
+    agent.cut()
+    agent.connect()
+    agent.cut()
+    agent.restart_numbering()
+    agent.connect()
+    agent.leave()
+    shown = repr(core.logs)
+    assert core.logged("link opened") and core.logged("link closed")
+    forms = (repr(token)[2:-1], token.hex(), base64.b64encode(token).decode(), str(int.from_bytes(token, "big")))
+    assert [form for form in forms if form in shown] == []

@@ -48,6 +48,16 @@ def test_sessions_of_one_agent_take_turns_for_its_slot() -> None:
     core.assert_settled()
 
 
+def test_of_many_sessions_the_one_that_waits_longest_for_the_slot_has_its_turn() -> None:
+    core = CoreMesh()
+    agent, caller = core.agent(max_concurrency=1), core.caller()
+    order = [caller.request(session_id=name) for name in ("a", "b", "c", "d", "a", "b", "c", "d")]
+    for _ in order:
+        agent.answer(agent.requests[-1])
+    assert [each.session_id for each in agent.requests] == ["a", "b", "c", "d", "a", "b", "c", "d"]
+    core.assert_settled()
+
+
 def test_a_slot_that_a_lane_has_no_use_for_goes_to_the_next_one() -> None:
     core = CoreMesh()
     agent, caller = core.agent(max_concurrency=1), core.caller()

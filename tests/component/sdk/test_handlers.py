@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -448,6 +449,26 @@ async def test_a_request_whose_time_has_passed_is_answered_without_its_handler(n
         home.link._next_seq += 1
         await eventually(lambda: len(responses(home)) == 1)
     assert responses(home)[0].error.code == 8
+    assert not ran
+
+
+async def test_time_in_which_the_process_stood_still_counts_against_what_came_meanwhile(node: FakeNode) -> None:
+    agent = new_agent(node)
+    ran = False
+
+    @agent.handler
+    async def run(data: Any) -> None:
+        nonlocal ran
+        ran = True
+
+    async with agent:
+        home = node.session_of(agent.agent_id)
+        late = pb.Envelope(type=pb.REQUEST, message_id="m", timeout_ms=300, recipient=agent.agent_id, entry=b"x")
+        home.raw(frames.Frame(seq=home.link._next_seq, envelopes=[late]).SerializeToString())
+        home.link._next_seq += 1
+        time.sleep(0.7)  # noqa: ASYNC251  # the stall itself
+        await eventually(lambda: len(responses(home)) == 1)
+    assert responses(home)[0].error.code == error_pb2.TIMEOUT
     assert not ran
 
 
