@@ -2,7 +2,7 @@
 
 The numbers are not written here: they are read from the code by name, and a name that is gone is an error.
 `NOT_SHOWN` lists the bounds that nobody meets, so that a new constant must be put into one list or the other
-(tests/tidy/test_limits.py).
+(tests/tidy/test_generated.py).
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from typing import Any, TypedDict
 
 import pydantic
 import pytest
+from google.protobuf.struct_pb2 import Value
 
 from agent_sdk import (
     Agent,
@@ -382,7 +383,7 @@ async def test_a_repeated_message_joins_the_run_and_later_gets_its_reply(node: F
     [
         (pb.Payload(content_type="text/plain", body=b"one"), pb.Payload(content_type="text/plain", body=b"two")),
         (pb.Payload(text="one"), pb.Payload(text="two")),
-        (pb.Payload(json={"number_value": 1}), pb.Payload(json={"number_value": 2})),
+        (pb.Payload(json=Value(number_value=1)), pb.Payload(json=Value(number_value=2))),
     ],
     ids=["body", "text", "json"],
 )
