@@ -19,8 +19,9 @@ from agentreach.policy.wheel import TimerWheel, Token
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import frame_pb2 as frames
 from agentreach.wire import payload as payloads
+from agentreach.wire.framing import varint
 from agentreach.wire.limits import STREAM_CREDIT_INITIAL, TIMEOUT_MS_MIN
-from agentreach.wire.link import Item, varint
+from agentreach.wire.outbox import Item
 
 if TYPE_CHECKING:
     from agent_sdk.link import MeshLink

@@ -35,7 +35,8 @@ from agent_sdk.topics import Subscription
 from agentreach.aio.clock import boot_time
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.wire import payload as payloads
-from agentreach.wire.link import HIGH, LOW, NORMAL, varint
+from agentreach.wire.framing import varint
+from agentreach.wire.outbox import HIGH, LOW, NORMAL
 
 if TYPE_CHECKING:
     from agent_sdk.link import MeshLink

@@ -29,7 +29,7 @@ from agentreach.v1 import error_pb2, registry_pb2
 from agentreach.v1 import frame_pb2 as frames
 from agentreach.wire import errors as wire_errors
 from agentreach.wire.content import content_digest
-from agentreach.wire.link import HIGH, LOW, NORMAL, Item
+from agentreach.wire.outbox import HIGH, LOW, NORMAL, Item
 
 if TYPE_CHECKING:
     from agent_sdk.client import Mesh

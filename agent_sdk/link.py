@@ -24,7 +24,8 @@ from agentreach.aio.outlet import Outlet
 from agentreach.aio.transport import Refused, Transport
 from agentreach.v1 import frame_pb2 as frames
 from agentreach.wire import limits
-from agentreach.wire.link import NORMAL, Item, Link
+from agentreach.wire.link import Link
+from agentreach.wire.outbox import NORMAL, Item
 
 if TYPE_CHECKING:
     from agent_sdk.host import Host

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from agent_sdk.errors import InvalidEnvelope
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.wire import names
-from agentreach.wire.link import varint
+from agentreach.wire.framing import varint
 
 # Field keys of Envelope: number << 3 | wire type.
 MESSAGE_ID, PAYLOAD, CORRELATION_ID, ENTRY, TRACE_ID = b"\x0a", b"\x32", b"\x3a", b"\x42", b"\x4a"

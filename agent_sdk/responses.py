@@ -6,7 +6,7 @@ from agent_sdk.outgoing import ATTEMPT, CORRELATION_ID, ENTRY, EPOCH, ERROR, TIM
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2
 from agentreach.wire import errors
-from agentreach.wire.link import varint
+from agentreach.wire.framing import varint
 
 Waiter = tuple[bytes, int, int]
 """entry, attempt, epoch: echoed, so that the answer finds its way."""

@@ -18,8 +18,8 @@ from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2
 from agentreach.wire import errors as wire_errors
 from agentreach.wire import payload as payloads
+from agentreach.wire.framing import varint
 from agentreach.wire.limits import STREAM_CREDIT_INITIAL
-from agentreach.wire.link import varint
 
 if TYPE_CHECKING:
     from agent_sdk.work import Work

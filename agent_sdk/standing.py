@@ -9,7 +9,7 @@ from agent_sdk.identity import incarnation
 from agent_sdk.work import Key, Work
 from agentreach.v1 import frame_pb2 as frames
 from agentreach.v1 import registry_pb2
-from agentreach.wire.link import Item
+from agentreach.wire.outbox import Item
 
 if TYPE_CHECKING:
     from agent_sdk.host import Host

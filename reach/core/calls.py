@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from agentreach.v1.envelope_pb2 import Envelope
-from agentreach.wire.link import Item
+from agentreach.wire.outbox import Item
 
 if TYPE_CHECKING:
     from reach.core.state import State

@@ -22,8 +22,8 @@ from agentreach.v1.peer_pb2 import Lineage
 from agentreach.wire import ids, limits
 from agentreach.wire.checks import event_fault
 from agentreach.wire.errors import failure
-from agentreach.wire.link import Item
 from agentreach.wire.names import is_topic, normalise_env
+from agentreach.wire.outbox import Item
 from reach.core import admit, loops, route, writing
 from reach.core.agents import FULL
 from reach.core.lineage import valid_until_unix_ms

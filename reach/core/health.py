@@ -17,7 +17,7 @@ from reach.core.agents import DEGRADED, DRAINING, HEALTHY, STARTING, UNREACHABLE
 from reach.core.requests import Attachment, Request
 
 if TYPE_CHECKING:
-    from agentreach.wire.link import Item
+    from agentreach.wire.outbox import Item
     from reach.core.state import State
 
 _SAYABLE = frozenset({HEALTHY, DEGRADED, DRAINING})

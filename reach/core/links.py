@@ -20,7 +20,7 @@ from reach.core.requests import Request
 from reach.core.topics import Publishing
 
 if TYPE_CHECKING:
-    from agentreach.wire.link import Item
+    from agentreach.wire.outbox import Item
     from reach.core.ports import Identity
     from reach.core.state import State
 

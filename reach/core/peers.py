@@ -6,8 +6,9 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from agentreach.wire.limits import OUTBOX_BYTES_HARD_MAX
-from agentreach.wire.link import Item, Link
+from agentreach.wire.link import Link
 from agentreach.wire.names import normalise_env
+from agentreach.wire.outbox import Item
 
 if TYPE_CHECKING:
     from agentreach.policy.wheel import Token

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 from agentreach.wire.limits import STREAM_CREDIT_INITIAL
-from agentreach.wire.link import Item
+from agentreach.wire.outbox import Item
 from reach.core.writing import recipient_fields
 
 if TYPE_CHECKING:

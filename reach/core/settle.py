@@ -18,7 +18,7 @@ from reach.core.requests import Attachment, Request, Stage
 from reach.core.trace import Journey, Traced, put_journey
 
 if TYPE_CHECKING:
-    from agentreach.wire.link import Item
+    from agentreach.wire.outbox import Item
     from reach.core.state import State
 
 

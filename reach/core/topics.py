@@ -9,7 +9,7 @@ from agentreach.v1.envelope_pb2 import Envelope
 
 if TYPE_CHECKING:
     from agentreach.policy.wheel import Token
-    from agentreach.wire.link import Item
+    from agentreach.wire.outbox import Item
     from reach.core.peers import Peer
     from reach.core.requests import Port
 

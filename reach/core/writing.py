@@ -16,7 +16,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1.envelope_pb2 import Envelope, Hop
 from agentreach.v1.peer_pb2 import Lineage
-from agentreach.wire.link import varint
+from agentreach.wire.framing import varint
 from reach.core.lineage import LINGER_MS
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from agentreach.v1.envelope_pb2 import Envelope, Payload, Target
 from agentreach.v1.frame_pb2 import Frame, Signal
 from agentreach.v1.registry_pb2 import AgentLoad, AgentRecord
 from agentreach.wire.errors import failure
-from agentreach.wire.link import Item, Link
+from agentreach.wire.link import Link
+from agentreach.wire.outbox import Item
 from reach.core import arrivals, links, mesh, owners
 from reach.core.arrivals import Arrival
 from reach.core.calls import Call

@@ -4,9 +4,10 @@ A `Link` outlives the gRPC streams that carry it. What is put on it waits in an 
 in frames by the one writer of the current stream, and is kept until the peer acknowledges the frame. After a cut
 the peers tell each other the last frame they accepted; what was not accepted is sent again under its old number.
 
-Envelopes are serialised once, when they are put: their size is known, retention is cheap, and a frame is a join of
-bytes. The link knows nothing of requests; an `Item` is the handle by which its owner withdraws an envelope and reads
-how far it came, which is what tells CONNECT, UNKNOWN and LOST apart (behaviour.md §4).
+The link knows nothing of requests; an `Item` is the handle by which its owner withdraws an envelope and reads how far
+it came, which is what tells CONNECT, UNKNOWN and LOST apart (behaviour.md §4). What waits and goes next is `Outbox`'s,
+what a frame looks like is `framing`'s: here it is numbered, kept and accounted for. A link is its outbox, rather than
+has one, because every message is put by the node and by the SDK, and a call more for each can be measured.
 """
 
 from __future__ import annotations
@@ -14,64 +15,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.frame_pb2 import Frame, Signal
-from agentreach.wire import limits
-
-# Field keys of Frame (number << 3 | wire type) and of Envelope.fresh.
-_SEQ, _ACK, _AGE, _ENVELOPES, _SIGNALS = b"\x08", b"\x10", b"\x18", b"\x22", b"\x2a"
-_NOT_FRESH = b"\x68\x00"  # fresh = false appended: the last value of a scalar field wins
+from agentreach.wire import framing, limits
+from agentreach.wire.outbox import Item, Outbox
 
 UNNUMBERED_SIGNALS = frozenset(
     {"hello", "node_hello", "welcome", "heartbeat", "heartbeat_ack", "probe", "probe_reply", "goodbye"}
 )
 
-HIGH, NORMAL, LOW = 0, 1, 2
-
 
 class LinkError(Exception):
     """The peer broke the numbering; the stream ends with goodbye PROTOCOL_ERROR."""
-
-
-def _long_varint(number: int) -> bytes:
-    out = bytearray()
-    while number >= 0x80:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-_TABLED = 1 << 14  # lengths of ordinary envelopes and timeouts of ordinary requests: one or two bytes
-_TABLE = [_long_varint(number) for number in range(_TABLED)]
-
-
-def varint(number: int) -> bytes:
-    """Protobuf's base-128 encoding of a number ≥ 0."""
-    return _TABLE[number] if number < _TABLED else _long_varint(number)
-
-
-class Item:
-    """One envelope on its way to the peer."""
-
-    __slots__ = ("accepted", "accepted_at", "data", "doubtful", "owner", "priority", "seq", "stamped", "waits")
-
-    def __init__(self, data: bytes, priority: int, stamped: float) -> None:
-        self.data: bytes | None = data
-        self.priority = priority
-        self.stamped = stamped
-        self.seq = 0
-        """Number of the frame that carried it last; 0 while it was never given to the transport."""
-        self.waits = True
-        """True while it is in the outbox; after a restart also what was sent before waits again."""
-        self.doubtful = False
-        """True once a restart cut its numbering off: the peer may have it, and no later ack can prove otherwise."""
-        self.accepted = False
-        """True once the peer acknowledged that frame."""
-        self.accepted_at = 0.0
-        """When that acknowledgement came, by the clock given to `receive`."""
-        self.owner: object = None
-        """Who wants to know of the acknowledgement; such items come out in `Link.confirmed`."""
 
 
 class _SentFrame:
@@ -84,18 +38,18 @@ class _SentFrame:
         self.bytes_held = bytes_held
 
 
-class Link:
+class Link(Outbox):
     """One end of a link. All times are seconds of the caller's monotonic clock."""
 
     def __init__(self) -> None:
-        self._lanes: tuple[deque[Item], deque[Item], deque[Item]] = (deque(), deque(), deque())
+        super().__init__()
         self._signals: deque[bytes] = deque()
         self._unnumbered: deque[bytes] = deque()
         self._kept: deque[_SentFrame] = deque()
         self._resend: deque[_SentFrame] = deque()
         self._next_seq = 1
         self._ack_sent = 0
-        self._envelopes_since_ack = self._withdrawn = 0
+        self._envelopes_since_ack = 0
         self._broken = False
         self.last_accepted = 0
         """Number of the last frame of the peer that was accepted: `last_seq` of hello and welcome."""
@@ -103,9 +57,6 @@ class Link:
         """Number of the last frame of ours that the peer accepted."""
         self.confirmed: list[Item] = []
         """Items with an owner that were acknowledged; whoever reads them empties it."""
-        self.waiting = 0
-        """Envelopes in the outbox, not yet given to the transport."""
-        self.waiting_bytes = 0
         self.unacked = 0
         """Envelopes given to the transport and not acknowledged."""
         self.unacked_bytes = 0
@@ -150,18 +101,6 @@ class Link:
             or len(self._kept) >= limits.UNACKED_ENVELOPES_MAX
         )
 
-    def put(self, envelope: Envelope, now: float, priority: int = NORMAL) -> Item:
-        """Queue an envelope, as it is now (later changes to it do not travel). Bounds are the caller's to check."""
-        return self.put_bytes(envelope.SerializeToString(), now, priority)
-
-    def put_bytes(self, data: bytes, now: float, priority: int = NORMAL) -> Item:
-        """Queue an envelope that is serialised already."""
-        item = Item(data, priority, now)
-        self._lanes[priority].append(item)
-        self.waiting += 1
-        self.waiting_bytes += len(data)
-        return item
-
     def signal(self, signal: Signal) -> int:
         """Queue a signal; it goes before waiting envelopes.
 
@@ -173,41 +112,6 @@ class Link:
             return 0
         self._signals.append(data)
         return self._next_seq
-
-    def withdraw(self, item: Item) -> bool:
-        """Take an envelope back. Returns True if it had never been given to the transport.
-
-        One that was sent and not accepted is blanked: a resume sends its frame without it.
-        """
-        data = item.data
-        if data is None or item.accepted:
-            return False
-        item.data = None
-        if item.waits:
-            item.waits = False
-            self.waiting -= 1
-            self.waiting_bytes -= len(data)
-            self._withdrawn += 1
-            if self._withdrawn > limits.FRAME_ENVELOPES_MAX and self._withdrawn > self.waiting:
-                self._sweep()
-        return item.seq == 0
-
-    def _sweep(self) -> None:
-        """Let go of withdrawn items in the lanes: while no frame is taken, nothing else would."""
-        for lane in self._lanes:
-            still = [item for item in lane if item.data is not None]
-            lane.clear()
-            lane.extend(still)
-        self._withdrawn = 0
-
-    def drop_oldest(self, items: deque[Item]) -> Item | None:
-        """Withdraw the oldest of `items` that still waits (events of a slow subscriber); None if none does."""
-        while items:
-            item = items.popleft()
-            if item.waits:
-                self.withdraw(item)
-                return item
-        return None
 
     def last_words(self) -> bytes | None:
         """A frame with the unnumbered signals that wait (goodbye), whatever else does; None if there are none."""
@@ -223,7 +127,7 @@ class Link:
         if self._broken:
             return None
         if self._resend:
-            return self._encode(self._resend.popleft(), now)
+            return self._numbered(self._resend.popleft(), now)
         if self._window_full:
             return self._bare_ack()
         signals = list(self._signals)
@@ -242,65 +146,24 @@ class Link:
         self.unacked += count
         self.unacked_bytes += held
         self._kept.append(frame)
-        return self._encode(frame, now)
+        return self._numbered(frame, now)
 
-    def _take(self) -> tuple[list[Item], int]:
-        items: list[Item] = []
-        held, first = 0, 0.0
-        most = min(limits.FRAME_ENVELOPES_MAX, max(limits.FRAME_ENVELOPES_ENOUGH, self.waiting // 4))
-        for lane in self._lanes:
-            while lane:
-                item = lane[0]
-                data = item.data
-                if data is None:
-                    lane.popleft()
-                    self._withdrawn -= 1
-                    continue
-                if not items:
-                    first = item.stamped
-                elif (
-                    held + len(data) > limits.FRAME_BYTES_MAX
-                    or len(items) >= most
-                    or abs(item.stamped - first) > limits.STAMP_SKEW_S
-                ):
-                    return items, held
-                lane.popleft()
-                items.append(item)
-                held += len(data)
-        return items, held
-
-    def _encode(self, frame: _SentFrame, now: float) -> bytes:
-        parts = [_SEQ, varint(frame.seq)]
-        self._add_ack(parts)
-        age_ms = 0
-        for item in frame.items:
-            data = item.data
-            if data is not None:
-                parts += (_ENVELOPES, varint(len(data)), data)
-                age_ms = max(age_ms, int((now - item.stamped) * 1000))
-        if age_ms > 0:
-            parts += (_AGE, varint(age_ms))
-        for data in frame.signals:
-            parts += (_SIGNALS, varint(len(data)), data)
-        return b"".join(parts)
+    def _numbered(self, frame: _SentFrame, now: float) -> bytes:
+        return framing.frame(frame.seq, self._ack(), frame.items, frame.signals, now)
 
     def _signal_frame(self) -> bytes:
-        parts: list[bytes] = []
-        if not self._broken:
-            self._add_ack(parts)
-        while self._unnumbered:
-            data = self._unnumbered.popleft()
-            parts += (_SIGNALS, varint(len(data)), data)
-        return b"".join(parts)
+        data = framing.frame(0, 0 if self._broken else self._ack(), (), self._unnumbered, 0.0)
+        self._unnumbered.clear()
+        return data
 
     def _bare_ack(self) -> bytes | None:
         return None if self._ack_sent == self.last_accepted else self._signal_frame()
 
-    def _add_ack(self, parts: list[bytes]) -> None:
+    def _ack(self) -> int:
+        """The ack for a frame that goes out now."""
         self._ack_sent = self.last_accepted
         self._envelopes_since_ack = 0
-        if self.last_accepted:
-            parts += (_ACK, varint(self.last_accepted))
+        return self.last_accepted
 
     # ---- receiving ----
 
@@ -380,14 +243,7 @@ class Link:
         Each such envelope loses its `fresh` mark: the peer may have it. Numbered signals are dropped: state is
         declared anew.
         """
-        for lane, again in zip(self._lanes, self._unaccepted(), strict=True):
-            for item in again:
-                assert item.data is not None
-                item.data += _NOT_FRESH
-                item.waits = item.doubtful = True
-                self.waiting += 1
-                self.waiting_bytes += len(item.data)
-            lane.extendleft(reversed(again))
+        self._wait_again(item for frame in self._kept for item in frame.items)
         self.unacked = self.unacked_bytes = 0
         self._kept.clear()
         self._resend.clear()
@@ -396,14 +252,6 @@ class Link:
         self._broken = False
         self._next_seq = 1
         self.acknowledged = self.last_accepted = self._ack_sent = self._envelopes_since_ack = 0
-
-    def _unaccepted(self) -> tuple[list[Item], list[Item], list[Item]]:
-        lanes: tuple[list[Item], list[Item], list[Item]] = ([], [], [])
-        for frame in self._kept:
-            for item in frame.items:
-                if item.data is not None:
-                    lanes[item.priority].append(item)
-        return lanes
 
     def outstanding(self) -> Iterator[Item]:
         """Every envelope that the peer has not accepted, sent or not, oldest first within a priority."""

@@ -22,8 +22,9 @@ from agentreach.v1.frame_pb2 import (
     StreamCredit,
     Welcome,
 )
-from agentreach.wire import limits, link
-from agentreach.wire.link import HIGH, LOW, NORMAL, Item, Link, LinkError
+from agentreach.wire import framing, limits, link
+from agentreach.wire.link import Link, LinkError
+from agentreach.wire.outbox import HIGH, LOW, NORMAL, Item
 
 
 def envelope(name: str, size: int = 0, fresh: bool = True) -> Envelope:
@@ -573,19 +574,19 @@ def test_of_events_the_oldest_that_still_waits_is_dropped() -> None:
 
 @given(st.integers(0, (1 << 64) - 1))
 def test_varints_are_protobufs(number: int) -> None:
-    assert Frame.FromString(b"\x08" + link.varint(number)).seq == number
+    assert Frame.FromString(b"\x08" + framing.varint(number)).seq == number
 
 
 def test_the_hand_made_field_keys_are_those_of_the_contract() -> None:
     fields = Frame.DESCRIPTOR.fields_by_name
     for name, key, wire_type in (
-        ("seq", link._SEQ, 0),
-        ("ack", link._ACK, 0),
-        ("age_ms", link._AGE, 0),
-        ("envelopes", link._ENVELOPES, 2),
-        ("signals", link._SIGNALS, 2),
+        ("seq", framing.SEQ, 0),
+        ("ack", framing.ACK, 0),
+        ("age_ms", framing.AGE, 0),
+        ("envelopes", framing.ENVELOPES, 2),
+        ("signals", framing.SIGNALS, 2),
     ):
         assert key == bytes([fields[name].number << 3 | wire_type])
-    assert Envelope.DESCRIPTOR.fields_by_name["fresh"].number << 3 == link._NOT_FRESH[0]
+    assert Envelope.DESCRIPTOR.fields_by_name["fresh"].number << 3 == framing.NOT_FRESH[0]
     kinds = {name.name for name in Signal.DESCRIPTOR.oneofs_by_name["kind"].fields}
     assert kinds >= link.UNNUMBERED_SIGNALS
