@@ -18,6 +18,7 @@ from agent_sdk.errors import from_proto
 from agent_sdk.handlers import Handler
 from agent_sdk.lanes import Lanes
 from agent_sdk.pace import Pace
+from agent_sdk.probes import Probes
 from agent_sdk.replies import Known, Replies, fingerprint_of
 from agent_sdk.responses import addressed, correlation_field, error_core, head, timing
 from agent_sdk.run import run
@@ -62,7 +63,7 @@ class Host:
         self.ready = asyncio.Event()  # set once the node would route to the agent, and once there is a `failure`
         self.draining = False
         self.pool: ThreadPoolExecutor | None = None
-        self._probe_pool: ThreadPoolExecutor | None = None
+        self._probes = Probes()
         self._pick = pick
         self._lanes: Lanes[Work] = Lanes(record.max_concurrency, record.session_concurrency)
         self._running: dict[Key, Work] = {}
@@ -115,19 +116,7 @@ class Host:
 
     def probe(self, probe: frames.Probe) -> None:
         """Answer by the loop, or by a spare thread of the pool, that runs the handlers."""
-        reply = frames.Signal(
-            probe_reply=frames.ProbeReply(agent_id=self.agent_id, nonce=probe.nonce, ready=not self.draining)
-        )
-        if self.pool is None:
-            self.owner.loop.call_soon(self._probed, reply)
-            return
-        if self._probe_pool is None:
-            self._probe_pool = ThreadPoolExecutor(1, "agent_sdk probe")
-        self._probe_pool.submit(self.owner.loop.call_soon_threadsafe, self._probed, reply)
-
-    def _probed(self, reply: frames.Signal) -> None:
-        self.owner.signal(reply)
-        self.owner.probed(self)
+        self._probes.answer(self, probe.nonce)
 
     @property
     def busy(self) -> bool:
@@ -394,9 +383,9 @@ class Host:
 
     def close(self) -> None:
         """Give the threads back. A `def` handler that still runs keeps its thread until it ends."""
-        for pool in (self.pool, self._probe_pool):
-            if pool is not None:
-                pool.shutdown(wait=False, cancel_futures=True)
+        self._probes.close()
+        if self.pool is not None:
+            self.pool.shutdown(wait=False, cancel_futures=True)
 
     def works(self) -> list[Work]:
         """What runs now."""

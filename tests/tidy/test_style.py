@@ -14,9 +14,7 @@ MODULE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
 SLACK = 20  # a module just below the bound keeps its exception: it is on its way out, or back
 
-LONGER_MODULES: dict[str, tuple[int, str]] = {
-    "agent_sdk/host.py": (430, "one agent's table of what it does: admission, joining and cancel share every field"),
-}
+LONGER_MODULES: dict[str, tuple[int, str]] = {}
 """By path: (how long it may be, why). A module that became shorter is taken out."""
 
 LONGER_FUNCTIONS: dict[str, tuple[int, str]] = {
