@@ -20,13 +20,30 @@ if TYPE_CHECKING:
     from agentreach.wire.outbox import Item
     from reach.core.state import State
 
+LOOK_S = 1.0  # an agent with work is looked after at least so often
+
 _SAYABLE = frozenset({HEALTHY, DEGRADED, DRAINING})
 
 
 def begin(state: State, attachment: Attachment) -> None:
     """Watch over a newly attached agent."""
     attachment.probed_at = state.now
-    attachment.timer = state.checks.schedule(attachment, state.now + state.rules.probe_interval_busy_s)
+    _look_at(state, attachment, state.now + state.rules.probe_interval_busy_s)
+
+
+def _look_at(state: State, attachment: Attachment, when: float) -> None:
+    attachment.look_at = when
+    attachment.timer = state.checks.schedule(attachment, when)
+
+
+def look_soon(state: State, attachment: Attachment) -> None:
+    """An idle agent, looked after seldom, was given work: see in time whether it acknowledges that."""
+    end(state, attachment)
+    _look_at(state, attachment, state.now + _look_every_s(state))
+
+
+def _look_every_s(state: State) -> float:
+    return min(state.rules.probe_interval_busy_s, state.rules.accept_timeout_s / 4, LOOK_S)
 
 
 def end(state: State, attachment: Attachment) -> None:
@@ -131,8 +148,8 @@ def on_timer(state: State, attachment: Attachment) -> None:
         owners.gone(state, attachment)
     wait_s = min(rules.probe_interval_busy_s, rules.probe_timeout_s)
     if attachment.overdue is not None or attachment.attempts:
-        wait_s = min(wait_s, rules.accept_timeout_s / 4, 1.0)
-    attachment.timer = state.checks.schedule(attachment, now + wait_s)
+        wait_s = min(wait_s, _look_every_s(state))
+    _look_at(state, attachment, now + wait_s)
 
 
 def _overdue_deliveries(state: State, attachment: Attachment) -> None:

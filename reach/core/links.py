@@ -62,7 +62,7 @@ def _dismiss_undeclared(state: State, peer: Peer, message: pb.Hello) -> None:
 
 def _new_peer(state: State, who: Identity, message: pb.Hello) -> Peer:
     link_id = f"{state.rng.getrandbits(64):016x}"
-    token = state.rng.getrandbits(_RANDOM_BITS).to_bytes(16, "big")
+    token = state.secrets.getrandbits(_RANDOM_BITS).to_bytes(16, "big")
     peer = Peer(state, link_id, token, who)
     name = message.name if is_name(message.name) else who.principal
     peer.caller_id = f"caller/{name}-{link_id[:8]}"

@@ -159,6 +159,7 @@ class Attachment:
         "attached_at",
         "attempts",
         "lanes_waiting",
+        "look_at",
         "missed_probes",
         "overdue",
         "peer",
@@ -195,3 +196,5 @@ class Attachment:
         self.missed_probes = 0
         self.unreachable_since = 0.0
         self.timer: Token | None = None
+        self.look_at = 0.0
+        """When it is looked after next."""

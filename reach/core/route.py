@@ -16,7 +16,7 @@ from agentreach.v1.envelope_pb2 import Envelope, Target
 from agentreach.v1.error_pb2 import Error
 from agentreach.v1.peer_pb2 import Lineage
 from agentreach.wire.errors import failure
-from reach.core import balance, loops, sessions, settle, writing
+from reach.core import balance, health, loops, sessions, settle, writing
 from reach.core.agents import FULL, Agent
 from reach.core.requests import Attachment, MessageKey, Request, Stage
 
@@ -132,6 +132,8 @@ def hand_over(
     link = peer.link
     request.item = link.put_bytes(data, now, request.priority)
     state.woken.add(peer)
+    if attachment.look_at > now + health.LOOK_S:
+        health.look_soon(state, attachment)
     if link.full and not agent.saturated:
         peer.filled = agent.saturated = True
         state.directory.changed(agent)

@@ -48,9 +48,22 @@ class Rng(Protocol):
 class State:
     """One node's memory. `now` is the boot clock in seconds, set by the engine before each step."""
 
-    def __init__(self, rules: Rules, *, rng: Rng, nonce: bytes, lineage: LineageKeys, now: float, unix: float) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        *,
+        rng: Rng,
+        nonce: bytes,
+        lineage: LineageKeys,
+        now: float,
+        unix: float,
+        secrets: Rng | None = None,
+    ) -> None:
         self.rules = rules
         self.rng = rng
+        self.secrets = secrets or rng
+        """Where resume tokens come from. What `rng` draws is shown to everybody (trace_ids), and its state can be told
+        from that; a node gives the system's randomness here."""
         self.nonce = nonce
         """8 random bytes of this start of the node: entries of another start are nobody's."""
         self.lineage = lineage

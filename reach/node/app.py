@@ -66,6 +66,7 @@ def make_engine(config: Config, unix: float) -> Engine:
     state = State(
         rules_of(config),
         rng=fast,
+        secrets=rng,
         nonce=rng.getrandbits(64).to_bytes(8, "big"),
         lineage=LineageKeys((1, os.urandom(32))),
         now=boot_time(),

@@ -159,3 +159,17 @@ def test_timers_of_agents_and_links_end_with_them() -> None:
     core.advance(200)
     assert len(core.state.checks) == 0 and not core.state.peers
     core.assert_settled()
+
+
+def test_a_delivery_to_an_idle_agent_is_overdue_after_a_quarter_of_its_time() -> None:
+    core = CoreMesh()
+    agent, caller = core.agent(), core.caller()
+    core.advance(20)  # idle: looked after seldom
+    agent.frozen = True
+    caller.request(timeout_ms=4000)
+    assert agent.peer is not None and agent.peer.link.next_frame(core.state.now) is not None
+    core.advance(0.9)
+    assert core.attachment("echo/1").overdue is None
+    core.advance(1.2)
+    assert core.attachment("echo/1").overdue is not None
+    assert caller.error_of(caller.request()).code == codes.OVERLOADED
