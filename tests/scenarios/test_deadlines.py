@@ -203,6 +203,18 @@ def test_a_lost_link_settles_its_requests_after_the_settle_window(sent: bool) ->
     core.assert_settled()
 
 
+@pytest.mark.parametrize("idempotent", [True, False])
+def test_a_request_lost_with_its_agent_may_be_retried_only_if_running_twice_does_no_harm(idempotent: bool) -> None:
+    core = CoreMesh()
+    agent, caller = core.agent(), core.caller()
+    message = caller.request(idempotent=idempotent)
+    agent.cut()
+    core.advance(1.2)
+    error = caller.error_of(message)
+    assert (error.code, error.retryable, error.may_have_executed) == (codes.AGENT_LOST, idempotent, True)
+    assert error.attempts == 1 and error.agent_id == "echo/1"
+
+
 def test_a_reply_after_the_loss_is_stored_for_who_asks_again() -> None:
     core = CoreMesh()
     agent, caller = core.agent(), core.caller()

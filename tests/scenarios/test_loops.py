@@ -133,6 +133,7 @@ def test_a_call_for_which_every_slot_is_held_by_its_ancestors_would_deadlock() -
     assert agent.error_of(agent.call_from(message)).code == codes.WOULD_DEADLOCK
     in_session = agent.call_from(message, session_id="s")
     assert agent.error_of(in_session).code == codes.WOULD_DEADLOCK
+    assert core.state.stats.loops["would_deadlock"] == 2
     _settle(core)
 
 
