@@ -78,6 +78,22 @@ def test_a_degraded_agent_is_used_only_when_no_healthy_one_is_left() -> None:
     core.assert_settled()
 
 
+def test_a_degraded_agent_is_used_when_the_healthy_ones_are_full_but_not_for_a_new_session() -> None:
+    core = CoreMesh()
+    weak, strong, caller = core.agent("echo/1"), core.agent("echo/2", max_concurrency=1), core.caller()
+    weak.say(DEGRADED)
+    held = caller.request()
+    overflow = caller.request()
+    assert strong.has(held) and weak.has(overflow)
+    waits = caller.request(session_id="s")
+    assert not weak.has(waits)
+    strong.answer(held)
+    assert strong.has(waits)
+    strong.answer(waits)
+    weak.answer(overflow)
+    core.assert_settled()
+
+
 def test_long_work_and_idleness_are_no_fault() -> None:
     core = CoreMesh()
     agent, caller = core.agent(max_concurrency=1), core.caller()
