@@ -120,6 +120,10 @@ class Config:
         10.0, "s", 0.05, 200, "How often processes report; at most half of lease_ttl_s.",
         "traffic and work that tell nothing new", "one lost report is a lost agent; proxies cut idle streams",
     )  # fmt: skip
+    many_agents: int = _number(
+        500, "", 1, 1_000_000, "Above so many agents heartbeats and leases are half as long again.",
+        "a dead process of a small mesh is noticed later", "heartbeats of many agents cost more than they tell",
+    )  # fmt: skip
     resume_window_s: float = _number(
         10.0, "s", 0, 600, "How long a cut link can be resumed, and its agents stay registered.",
         "a redial comes too late: what was in flight is settled as lost", "dead agents hold their place as long",
@@ -175,6 +179,10 @@ class Config:
         50_000, "", 1, 10_000_000, "Requests under way on this node; beyond, OVERLOADED.",
         "callers are refused under ordinary load", "memory: about 5 KiB each and their payloads",
     )  # fmt: skip
+    publish_timeout_s: float = _number(
+        2.0, "s", 0.01, 600, "How long an event's publisher waits for subscribers' acknowledgements by default.",
+        "subscribers a moment away count as unknown", "publishers wait for subscribers that are dead",
+    )  # fmt: skip
     slow_request_s: float = _number(
         10.0, "s", 0, 3600, "From here on a request's trace is kept with the failed ones.",
         "ordinary traces push the interesting ones out", "slow requests leave no trace",
@@ -198,6 +206,14 @@ class Config:
     session_ttl_s: float = _number(
         1800.0, "s", 0.2, 2_592_000, "How long an idle conversation stays with its agent.",
         "people who pause lose their conversation's state", "pins pile up, and scale-out takes effect late",
+    )  # fmt: skip
+    owner_lost_s: float = _number(
+        30.0, "s", 0.1, 3600, "How long a conversation's agent may be UNREACHABLE before another one takes over.",
+        "a pause of the agent loses conversations their state", "conversations wait for agents that are dead",
+    )  # fmt: skip
+    sessions_max: int = _number(
+        100_000, "", 1, 10_000_000, "Conversations known here at once; beyond, OVERLOADED for new ones.",
+        "new conversations are refused", "memory: about 1 KiB each",
     )  # fmt: skip
     lane_max: int = _number(
         100, "", 1, 100_000, "Messages of one session that may wait; beyond, OVERLOADED.",
@@ -237,6 +253,10 @@ class Config:
     agents_max: int = _number(
         20_000, "", 1, 1_000_000, "Agents registered here at once.",
         "new agents are refused", "memory, and slower changes",
+    )  # fmt: skip
+    agents_per_link_max: int = _number(
+        1_000, "", 1, 100_000, "Agents of one process; beyond, OVERLOADED for further ones.",
+        "large processes are refused", "one process can fill the node",
     )  # fmt: skip
     topics_max: int = _number(
         100_000, "", 1, 10_000_000, "Subscriptions on this node.", "subscribers are refused", "memory",

@@ -59,7 +59,8 @@ def test_the_behaviours_number_is_the_default(name: str) -> None:
 def test_what_a_node_is_started_with_is_what_the_core_is_tested_with() -> None:
     rules = {each.name: getattr(Rules(), each.name) for each in fields(Rules)}
     config = {each.name: getattr(Config(), each.name) for each in fields(Config)}
-    shared = (rules.keys() & config.keys()) - {"node_id"}
+    assert rules.keys() - config.keys() == set(), "every number of the core is a setting"
+    shared = rules.keys() - {"node_id"}
     assert {name: rules[name] for name in shared} == {name: config[name] for name in shared}
     assert Config().hello_timeout_s == 10
     assert Config().drain_timeout_s == 55
