@@ -237,7 +237,7 @@ class MeshLink:
             self._stream = None
             self._down()
             await stream.close()
-        self._redial.failed(boot_time())
+        self._redial.failed(boot_time(), moved=ended is Ended.MOVED)
         if self.closing:
             return
         if ended is Ended.REFUSED:

@@ -219,6 +219,14 @@ agent.run()
 """
 
 
+async def test_a_living_node_at_the_end_of_a_list_of_dead_ones_is_reached_within_the_wait(url: str) -> None:
+    dead = ",".join(f"127.0.0.1:{free_port()}" for _ in range(4))
+    for _ in range(3):
+        began = time.monotonic()
+        async with connect(f"{dead},{url}", own_link=True):
+            assert time.monotonic() - began < 3
+
+
 def test_a_def_handler_that_never_ends_does_not_keep_the_process(url: str) -> None:
     process = subprocess.Popen([sys.executable, "-c", STUCK, url], stdout=subprocess.PIPE, text=True)
     try:

@@ -20,6 +20,7 @@ def test_the_first_dial_waits_for_nothing_and_the_same_node_is_redialled_within_
 
 def test_after_a_second_of_failing_the_next_address_has_its_turn() -> None:
     redial = Redial(["a:1", "b:1"])
+    redial.connected(-9.0, [])
     redial.failed(0.0)
     redial.failed(0.5)
     assert redial.address == "a:1"
@@ -27,6 +28,37 @@ def test_after_a_second_of_failing_the_next_address_has_its_turn() -> None:
     assert redial.address == "b:1"
     redial.failed(2.5)
     assert redial.address == "a:1"
+
+
+def test_without_a_link_to_resume_the_whole_list_is_tried_at_once_and_the_waits_grow_by_round() -> None:
+    redial = Redial(["a:1", "b:1", "c:1"])
+    dialled, waits = [], []
+    for n in range(12):
+        waits.append(redial.wait_s(draw))
+        dialled.append(redial.address)
+        redial.failed(n * 0.01)
+    assert dialled == ["a:1", "b:1", "c:1"] * 4
+    assert waits == [0.0, 0.2, 0.2] + [0.2] * 3 + [0.5, 0.2, 0.2] + [1.0, 0.2, 0.2]
+
+
+def test_when_the_node_of_the_link_stays_away_the_others_are_dialled_at_once() -> None:
+    redial = Redial(["a:1", "b:1", "c:1"])
+    redial.wait_s(draw)
+    redial.connected(0.0, [])
+    redial.failed(60.0)
+    redial.wait_s(draw)
+    redial.failed(61.0)
+    assert (redial.address, redial.wait_s(draw)) == ("b:1", 0.2)
+    redial.failed(61.2)
+    assert (redial.address, redial.wait_s(draw)) == ("c:1", 0.2)
+
+
+def test_a_node_that_names_others_without_a_welcome_skips_nobody() -> None:
+    redial = Redial(["a:1", "b:1"])
+    redial.wait_s(draw)
+    redial.failed(0.0, moved=True)
+    redial.move_on([])
+    assert redial.address == "b:1"
 
 
 def test_a_node_that_flaps_is_dialled_ever_more_rarely() -> None:
