@@ -287,8 +287,12 @@ Extras = tuple[str | None, bool, bool, str | None, str | None, Mapping[str, str]
 def _timeout(timeout: float | None, profile: str | None, work: Work | None, now: float) -> float:
     """The time of the whole request in seconds, never more than the request being handled has left."""
     if timeout is not None:
-        if not 0 < timeout <= _TIMEOUT_S_MAX:
-            raise InvalidEnvelope(f"timeout {timeout!r} is not a time in seconds above 0")
+        try:
+            fits = 0 < timeout <= _TIMEOUT_S_MAX
+        except TypeError:
+            fits = False
+        if not fits:
+            raise InvalidEnvelope(f"timeout {timeout!r} is not a time in seconds above 0 and at most 600")
         wanted = timeout
     elif profile is not None:
         name = profile.upper()
@@ -349,12 +353,16 @@ def _rest(
             key = (route.target, session)
             envelope.epoch = owner.calls.epochs.get(key, 0)
         if priority is not None:
-            if priority.upper() not in _PRIORITIES:
+            named = _PRIORITIES.get(str(priority).upper())
+            if named is None:
                 raise InvalidEnvelope(f"priority {priority!r} is none of {', '.join(_PRIORITIES)}")
-            envelope.priority, lane = _PRIORITIES[priority.upper()]
+            envelope.priority, lane = named
         if headers is not None:
-            for name, value in headers.items():
-                envelope.headers[name] = value
+            try:
+                for name, value in headers.items():
+                    envelope.headers[name] = value
+            except (AttributeError, TypeError, ValueError) as error:
+                raise InvalidEnvelope("headers must be a mapping of text to text") from error
     if dedup_key is not None:
         envelope.dedup_key = dedup_key
     elif work is not None:

@@ -48,6 +48,8 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         raise Ended(told(error), Exit.MESH_ERROR) from error
     except ReachError as error:
         raise Ended(f"{error.code.value}: {error}", Exit.MESH_ERROR) from error
+    finally:
+        work.close()  # Ctrl-C may come before it was begun; Python would say that nobody awaited it
 
 
 def told(failure: Any) -> str:

@@ -219,3 +219,14 @@ def test_errors_become_exit_codes(error: Exception, code: Exit) -> None:
     with pytest.raises(Ended) as caught:
         ending.run(_raising(error))
     assert caught.value.code is code
+
+
+def test_ctrl_c_before_the_work_began_leaves_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(asyncio, "run", interrupted)
+    work = _raising(RuntimeError())
+    with pytest.raises(KeyboardInterrupt):
+        ending.run(work)
+    assert work.cr_frame is None  # closed: Python has nothing to say about it

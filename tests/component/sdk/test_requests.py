@@ -66,6 +66,21 @@ async def test_an_error_of_the_node_is_raised_as_its_class(mesh: ConnectedMesh) 
 
 
 @pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"timeout": "5"}, "timeout '5' is not a time"),
+        ({"timeout": 1e9}, "at most 600"),
+        ({"priority": 99}, "priority 99 is none of HIGH"),
+        ({"headers": {"n": 1}}, "headers must be a mapping of text to text"),
+        ({"headers": ["n"]}, "headers must be a mapping of text to text"),
+    ],
+)
+async def test_arguments_of_a_wrong_type_are_named(mesh: ConnectedMesh, wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidEnvelope, match=words):
+        await mesh.request(1, **{"capabilities": ["ner"], "timeout": 1.0} | wrong)
+
+
+@pytest.mark.parametrize(
     ("call", "words"),
     [
         ({"capabilities": ["x"]}, "timeout"),
