@@ -8,7 +8,6 @@ from typing import Any
 
 from agent_sdk.link import MeshLink
 from agent_sdk.settings import Access, pem
-from agentreach.aio import grpc_transport
 from agentreach.aio.transport import Transport
 
 _Key = tuple[Any, ...]
@@ -29,6 +28,8 @@ _shared = weakref.WeakKeyDictionary()
 
 def transport_for(access: Access) -> Transport:
     """The gRPC transport for these credentials. Raises `ConnectFailed` for TLS files that cannot be read."""
+    from agentreach.aio import grpc_transport  # after `settings.access`, see there
+
     tls = access.tls
     if tls is None:
         return grpc_transport.GrpcTransport()

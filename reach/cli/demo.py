@@ -62,6 +62,8 @@ class _Demo:
         self.watches: list[asyncio.Task[None]] = []
         self.died: asyncio.Future[Process] = asyncio.get_running_loop().create_future()
         self.stopped = asyncio.Event()
+        self.shown = False
+        """The calls were made: from now on the visitor may do with the agents what they like."""
 
     async def run(self, once: bool) -> int:
         """Show the demo until it is over, stopped by a signal, or one of its processes dies; the exit code."""
@@ -98,6 +100,7 @@ class _Demo:
             raise Ended(f"not all agents were ready after {_START_LIMIT_S:g} s", Exit.MESH_ERROR)
         if not await demo_calls.make_calls(self.listen, screen):
             return int(Exit.MESH_ERROR)
+        self.shown = not once
         if not once:
             demo_calls.print_how_to(self.listen, self.http, screen)
             await self.stopped.wait()
@@ -116,8 +119,10 @@ class _Demo:
         return process
 
     async def _watch(self, process: Process) -> None:
-        await process.wait()
-        if not self.died.done():
+        code = await process.wait()
+        if self.shown and process is not self.node:
+            click.echo(f"reach: a demo agent ended (exit code {code}); the node and the other agents go on", err=True)
+        elif not self.died.done():
             self.died.set_result(process)
 
     def _death(self, process: Process) -> int:

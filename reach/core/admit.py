@@ -177,7 +177,14 @@ def refuse(state: State, port: Port, envelope: Envelope, source: str, error: Err
     traced.outcome = code
     state.traces.keep(traced, state.now)
     state.stats.finished(envelope.target.agent_type, code, None, None, None, 0.0)
-    state.log("debug", "refused", trace_id, code=code, why=error.message)
+    state.log(
+        state.failure_level(code),
+        "refused",
+        trace_id,
+        target=envelope.target.agent_type[:64],
+        code=code,
+        why=error.message,
+    )
     port.deliver(settle.error_reply(error, message_id, trace_id).SerializeToString(), 1)
 
 

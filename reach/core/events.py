@@ -91,7 +91,7 @@ def _receivers(state: State, envelope: Envelope, who: Identity, env: str) -> Ite
         return state.topics.subscribers((who.tenant, env, target.topic))
     pool = state.directory.pool_for(target, who.tenant, env)
     if target.broadcast:
-        agents = [agent for tier in pool.tiers for agent in tier.agents]
+        agents = [agent for tier in pool.tiers[: FULL + 1] for agent in tier.agents]
     else:
         chosen = route.choose(state, pool, target, envelope.session_id, route.policy_of(state, pool, target))
         if chosen is None:  # an event takes no slot: busy agents are as good

@@ -183,7 +183,6 @@ def start(state: State, lane: Lane, request: Request, envelope: Envelope) -> Non
         return
     request.session_event = event
     request.routed = f"session pin, epoch {lane.epoch}"
-    lane.event = 0
     request.epoch = lane.epoch
     if request.lane is lane:
         lane.running.add(request)

@@ -24,9 +24,9 @@ def keep(state: State, request: Request, data: bytes) -> None:
     agent, digest = request.agent, request.digest or content_digest(Envelope.FromString(request.data))
     streamed = request.items and not request.failed
     if agent is not None and (streamed or len(data) > replay.OUTCOME_BYTES_MAX):
-        state.replay.store(request.key, digest, (agent.agent_id, agent.incarnation), False, state.now)
+        state.replay.store(request.key, digest, (agent.agent_id, agent.incarnation), state.now)
     else:
-        state.replay.store(request.key, digest, data, False, state.now)
+        state.replay.store(request.key, digest, data, state.now)
 
 
 def shrink(request: Request) -> None:

@@ -31,22 +31,20 @@ CLOCK_AHEAD_MS_MAX = 5 * 60 * 1000
 class Stored:
     """An outcome to be given again: the final RESPONSE as serialised Envelope."""
 
-    __slots__ = ("digest", "fresh", "outcome")
+    __slots__ = ("digest", "outcome")
 
-    def __init__(self, digest: bytes, fresh: bool, outcome: bytes) -> None:
+    def __init__(self, digest: bytes, outcome: bytes) -> None:
         self.digest = digest
-        self.fresh = fresh
         self.outcome = outcome
 
 
 class Elsewhere:
     """The outcome was too large to keep: this incarnation of this agent has it in its own table."""
 
-    __slots__ = ("agent_id", "digest", "fresh", "incarnation")
+    __slots__ = ("agent_id", "digest", "incarnation")
 
-    def __init__(self, digest: bytes, fresh: bool, agent_id: str, incarnation: bytes) -> None:
+    def __init__(self, digest: bytes, agent_id: str, incarnation: bytes) -> None:
         self.digest = digest
-        self.fresh = fresh
         self.agent_id = agent_id
         self.incarnation = incarnation
 
@@ -97,9 +95,7 @@ class Replay:
         """What the table takes, about."""
         return self._table.bytes_held
 
-    def store(
-        self, key: MessageKey, digest: bytes, outcome: bytes | tuple[str, bytes], fresh: bool, now: float
-    ) -> None:
+    def store(self, key: MessageKey, digest: bytes, outcome: bytes | tuple[str, bytes], now: float) -> None:
         """Keep an outcome that `is_stored`; an earlier one of the same key is replaced, and its time begins anew.
 
         `outcome` is the serialised final RESPONSE or, above `OUTCOME_BYTES_MAX`, (agent_id, incarnation) of its holder.
@@ -107,34 +103,21 @@ class Replay:
         """
         self._now = now
         if isinstance(outcome, bytes):
-            self._table.put(key, Stored(digest, fresh, outcome), ENTRY_BYTES + len(outcome), now)
+            self._table.put(key, Stored(digest, outcome), ENTRY_BYTES + len(outcome), now)
         else:
-            self._table.put(key, Elsewhere(digest, fresh, *outcome), ENTRY_BYTES, now)
+            self._table.put(key, Elsewhere(digest, *outcome), ENTRY_BYTES, now)
 
     def find(self, key: MessageKey, digest: bytes, now: float) -> Stored | Elsewhere | Conflict | TooOld | None:
-        """What is known of a message that is not `fresh`; None: nothing, so it may run.
-
-        An outcome that was asked for again is no longer dropped by an acknowledgement: there is more than one copy
-        of its request, and the acknowledgement of one says nothing about the others.
-        """
+        """What is known of a message that is not `fresh`; None: nothing, so it may run."""
         self._now = now
         entry = self._table.get(key, now)
         if entry is not None:
-            if entry.digest != digest:
-                return _CONFLICT
-            entry.fresh = False
-            return entry
+            return entry if entry.digest == digest else _CONFLICT
         if self.forgotten_unix_ms >= 0:
             made_unix_ms = uuid7_unix_ms(key[3])
             if made_unix_ms is not None and made_unix_ms <= self.forgotten_unix_ms:
                 return _TOO_OLD
         return None
-
-    def acknowledged(self, key: MessageKey) -> None:
-        """The caller's link accepted the final reply: the outcome of a fresh id has served its purpose."""
-        entry = self._table.get(key, self._now)
-        if entry is not None and entry.fresh:
-            self._table.discard(key)
 
     def expire(self, now: float) -> None:
         """Let go of what is too old. Also done at each `store`."""

@@ -88,14 +88,14 @@ def _item(state: State, request: Request, envelope: Envelope) -> None:
 
 
 def _final(state: State, request: Request, envelope: Envelope) -> None:
-    timing = envelope.timing
-    queue_us, handler_us = timing.queue_us, timing.handler_us
-    now = state.now
-    if queue_us or handler_us:
-        request.queue_us, request.handler_us = queue_us, handler_us
-    handled_s = request.handled_s = handler_us / 1e6
-    transport_s = now - request.delivered_at - queue_us / 1e6 - handled_s
-    request.transport_s = transport_s if transport_s > 0 else 0.0
+    if envelope.HasField("timing"):  # a hand-written agent may not say
+        timing = envelope.timing
+        queue_us, handler_us = timing.queue_us, timing.handler_us
+        if queue_us or handler_us:
+            request.queue_us, request.handler_us = queue_us, handler_us
+        handled_s = request.handled_s = handler_us / 1e6
+        transport_s = state.now - request.delivered_at - queue_us / 1e6 - handled_s
+        request.transport_s = transport_s if transport_s > 0 else 0.0
     if envelope.HasField("error"):
         _refused(state, request, envelope)
         return

@@ -58,7 +58,9 @@ def policy_of(state: State, pool: Pool, target: Target) -> int:
     if not policy:
         policy = LEAST_ACTIVE
         if state.rules.policies:
-            name = state.rules.policies.get(pool.selector.agent_type)
+            member = next(iter(pool), None)
+            agent_type = pool.selector.agent_type or (member.agent_type if member is not None else "")
+            name = state.rules.policies.get(agent_type)
             policy = int(pb.RoutingPolicy.Value(name)) if name else LEAST_ACTIVE
     return policy
 
@@ -153,9 +155,11 @@ def nobody(state: State, pool: Pool, request: Request, parent: Lineage | None) -
             if limited and loops.would_deadlock(request.ancestors, holders):
                 state.stats.loops["would_deadlock"] += 1
                 return loops.deadlock(parent.path, str(selector), "every slot")
+        behind = sum(agent.saturated for agent in full)
+        why = f"; {behind} of them take nothing more or have not acknowledged a delivery" if behind else ""
         return failure(
             codes.OVERLOADED,
-            f"all {len(full)} usable agents matching {selector} are at their limit ({pool.why_unusable()}); try later",
+            f"all {len(full)} usable agents matching {selector} are full ({pool.why_unusable()}{why}); try later",
             retry_after_ms=FULL_RETRY_AFTER_MS,
             details=_counts(pool),
         )

@@ -27,7 +27,7 @@ def enter(state: State, request: Request, envelope: Envelope, parent: Lineage | 
     target, session_id = envelope.target, envelope.session_id
     tenant, _, env, _ = request.key
     pool = state.directory.pool_for(target, tenant, env)
-    agent_type = target.agent_type.lower() or _type_of(state, pool, session_id, target.agent_id)
+    agent_type = target.agent_type.lower() or type_of(state, pool, session_id, target.agent_id)
     if not agent_type:
         settle.fail(state, request, route.nobody(state, pool, request, parent))
         return
@@ -55,7 +55,7 @@ def enter(state: State, request: Request, envelope: Envelope, parent: Lineage | 
     lanes.advance(state, lane)
 
 
-def _type_of(state: State, pool: Pool, session_id: str, agent_id: str) -> str:
+def type_of(state: State, pool: Pool, session_id: str, agent_id: str) -> str:
     """One type for a target that names none: the one that holds the session, else by rendezvous hash."""
     if agent_id:
         return agent_id.partition("/")[0].lower()

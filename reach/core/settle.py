@@ -60,6 +60,8 @@ def answer(state: State, request: Request, reply: bytes, outcome: str, error: Er
     """
     now = state.now
     item: Item | None = None
+    if request.session_event and request.lane is not None and outcome != "CANCELLED":
+        request.lane.event = 0  # somebody was told
     for waiter in request.waiters:
         item = waiter.port.deliver(reply, request.priority)
         waiters.forget(waiter.port, request)
@@ -125,7 +127,15 @@ def _close_books(state: State, request: Request, outcome: str, error: Error | No
         total_s,
     )
     if error is not None:
-        state.log("debug", "request failed", request.trace_id, code=outcome, agent=error.agent_id, why=error.message)
+        state.log(
+            state.failure_level(outcome),
+            "request failed",
+            request.trace_id,
+            agent=error.agent_id or (agent.agent_id if agent is not None else ""),
+            target=request.agent_type,
+            code=outcome,
+            why=error.message,
+        )
 
 
 def traced(state: State, request: Request, outcome: str = "", journey: Journey | None = None) -> Traced:

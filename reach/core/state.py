@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from reach.core.topics import Publishing
 
 
+MESH_FAULTS = frozenset({"AGENT_LOST", "TIMEOUT", "AGENT_ERROR", "CONNECT_FAILED", "INTERNAL", "REGISTRY_UNAVAILABLE"})
+FAILURES_LOGGED_PER_S = 50  # at info; beyond, a flood of failures would cost more than the failures
+
 ORIGINS_MAX = 10_000  # prepared fields of so many principals; beyond, all are prepared anew
 
 
@@ -99,8 +102,8 @@ class State:
         self.lanes: dict[LaneKey, Lane] = {}
         self.lanes_ready: deque[Lane] = deque()
         self.topics = Topics()
+        self._failures_in = self._failures = 0
         self.draining = False
-        self.registry_up = True
         self.arriving: dict[tuple[str, str, str], tuple[Identity, int]] = {}
         """By (tenant, env, agent_id): whose registrations the store has not answered yet, and how many."""
         self.overrun: set[Peer] = set()
@@ -120,6 +123,16 @@ class State:
             self.origins.clear()
         origin = self.origins[key[:3]] = origin_fields(key)
         return origin
+
+    def failure_level(self, outcome: str) -> str:
+        """The log level of a failed request: info where somebody of the mesh failed, unless that is a flood."""
+        if outcome not in MESH_FAULTS:
+            return "debug"
+        second = int(self.now)
+        if second != self._failures_in:
+            self._failures_in, self._failures = second, 0
+        self._failures += 1
+        return "info" if self._failures <= FAILURES_LOGGED_PER_S else "debug"
 
     def log(self, level: str, event: str, trace_id: str = "", **fields: object) -> None:
         """Ask for a log line."""

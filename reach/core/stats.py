@@ -104,14 +104,6 @@ class Stats:
         if agent_type not in self._types and agent_type != UNKNOWN and len(self._types) < self._types_max:
             self._types[agent_type] = TypeStats()
 
-    def forget(self, agent_type: str) -> bool:
-        """Drop the numbers of a type that has been gone for long. False while requests to it are in flight."""
-        record = self._types.get(agent_type)
-        if record is not None and record.in_flight:
-            return False
-        self._types.pop(agent_type, None)
-        return True
-
     def began(self, agent_type: str) -> TypeStats:
         """A request is in flight. Keep what this returns with the request and give it to `ended`.
 

@@ -56,7 +56,9 @@ class Node:
 def rules_of(config: Config) -> Rules:
     """The core's numbers, from the settings of the same names."""
     shared = {each.name for each in fields(Rules)} & {each.name for each in fields(Config)}
-    return Rules(**{name: getattr(config, name) for name in shared})
+    numbers = {name: getattr(config, name) for name in shared}
+    numbers["policies"] = {agent_type.lower(): policy for agent_type, policy in config.policies.items()}
+    return Rules(**numbers)
 
 
 def make_engine(config: Config, unix: float) -> Engine:

@@ -27,11 +27,11 @@ class NodeGauges:
     def gauges(self) -> Gauges:
         state = self._engine.state
         agents: Counter[tuple[str, str]] = Counter()
-        outboxes: dict[str, int] = {}
+        outboxes: Counter[str] = Counter()
         for agent in state.directory:
             agents[agent.agent_type, STATUS_NAMES.get(agent.status, "UNKNOWN")] += 1
             if isinstance(agent.link, Attachment):
-                outboxes[agent.agent_id] = agent.link.peer.link.waiting
+                outboxes[agent.agent_id] += agent.link.peer.link.waiting
         queued = [lane.waiting[0].received for lane in state.lanes.values() if lane.waiting]
         return Gauges(
             agents=agents,

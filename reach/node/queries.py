@@ -15,9 +15,10 @@ from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.wire.checks import request_fault, target_fault
 from agentreach.wire.errors import failure
 from agentreach.wire.names import normalise_env
-from reach.core import route, settle
+from reach.core import route, sessions, settle
 from reach.core.agents import FULL
 from reach.core.explain import explain
+from reach.core.pool import Pool
 from reach.core.ports import Identity, MeshFailure
 from reach.core.requests import Stage
 from reach.core.state import State
@@ -130,8 +131,8 @@ class Queries:
             raise MeshFailure(fault, envelope.trace_id)
         state = self._state
         env = normalise_env(envelope.env)
-        pin = self._pin(envelope, who.tenant, env)
         pool = state.directory.pool_for(envelope.target, who.tenant, env)
+        pin = self._pin(envelope, pool, who.tenant, env)
         found = explain(
             state.directory,
             envelope.target,
@@ -147,16 +148,16 @@ class Queries:
         )
         return found.to_reply(self._age_ms())
 
-    def _pin(self, envelope: Envelope, tenant: str, env: str) -> str | None:
-        if not envelope.session_id:
+    def _pin(self, envelope: Envelope, pool: Pool, tenant: str, env: str) -> str | None:
+        """The owner of the message's session; as a side effect the target names the type that the session is for."""
+        session_id, target = envelope.session_id, envelope.target
+        if not session_id:
             return None
-        target = envelope.target
-        wanted = target.agent_type.lower() or target.agent_id.partition("/")[0].lower()
-        for (lane_tenant, lane_env, agent_type, session_id), lane in self._state.lanes.items():
-            same = (lane_tenant, lane_env, session_id) == (tenant, env, envelope.session_id)
-            if same and wanted in ("", agent_type) and lane.owner is not None:
-                return lane.owner.agent.agent_id
-        return None
+        agent_type = target.agent_type.lower() or sessions.type_of(self._state, pool, session_id, target.agent_id)
+        if not target.agent_id:
+            target.agent_type = agent_type
+        lane = self._state.lanes.get((tenant, env, agent_type, session_id))
+        return lane.owner.agent.agent_id if lane is not None and lane.owner is not None else None
 
     def get_trace(self, trace_id: str, who: Identity) -> admin.GetTraceReply:
         """The stages of every message of a trace."""

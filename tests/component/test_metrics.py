@@ -123,16 +123,6 @@ def test_series_of_an_agent_are_gone_with_it() -> None:
     assert not families["reach_agents"].samples
 
 
-def test_a_forgotten_type_leaves_no_series() -> None:
-    node = Node()
-    node.stats.register("ner")
-    node.stats.finished("ner", "OK", 0.0, 0.0, 0.0, 0.0)
-    node.stats.forget("ner")
-    families = scrape(node)
-    assert not families["reach_requests"].samples
-    assert not families["reach_request_seconds"].samples
-
-
 def test_callers_cannot_add_series() -> None:
     node = Node()
     for number in range(1_000):

@@ -9,6 +9,7 @@ import pytest
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.frame_pb2 import Signal, Subscribe, Unsubscribe
+from agentreach.v1.registry_pb2 import DRAINING
 from reach.core import events, mesh
 from reach.core.calls import Call
 from reach.core.ports import ANYBODY, Identity
@@ -246,4 +247,13 @@ def test_events_that_beget_events_end_at_the_hop_limit() -> None:
         process.publish("again", source="echo/1", lineage=process.events[-1].lineage)
     assert len(process.events) == 10
     assert core.state.stats.loops["hop_limit"] == 11
+    core.assert_settled()
+
+
+def test_a_broadcast_does_not_go_to_agents_that_are_leaving() -> None:
+    core = CoreMesh()
+    core.agent("echo/1")
+    leaving, publisher = core.agent("echo/2"), core.caller()
+    leaving.say(DRAINING)
+    assert _counts(publisher, publisher.publish(agent_type="echo", broadcast=True)) == (1, 1, 0, 0)
     core.assert_settled()

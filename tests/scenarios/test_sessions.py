@@ -345,3 +345,18 @@ def test_a_session_goes_on_without_an_owner_that_is_judged_dead_over_a_message()
     core.pump()
     assert caller.replies[-1].payload.text == "late"
     core.assert_settled()
+
+
+def test_a_new_owner_is_told_of_until_somebody_heard_it() -> None:
+    core = CoreMesh()
+    agent, caller = core.agent(), core.caller()
+    first = caller.request(session_id="s")
+    caller.cancel(first)
+    agent.refuse(first, codes.CANCELLED)
+    second = caller.request(session_id="s")
+    agent.answer(second)
+    assert caller.reply_to(second).session_event == pb.STARTED
+    third = caller.request(session_id="s")
+    agent.answer(third)
+    assert caller.reply_to(third).session_event == pb.SESSION_EVENT_UNSPECIFIED
+    core.assert_settled()

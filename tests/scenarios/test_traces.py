@@ -95,3 +95,20 @@ def test_a_request_without_a_route_was_received_and_failed() -> None:
     caller = core.caller()
     assert caller.error_of(caller.request(trace_id=TRACE)).code == codes.NO_ROUTE
     assert _names(core) == ["received", "failed"]
+
+
+def test_a_types_own_policy_holds_for_a_target_by_capability_too() -> None:
+    core = CoreMesh(policies={"echo": "ROUND_ROBIN"})
+    agent, caller = core.agent(capabilities=["ner"]), core.caller()
+    message = caller.request(capabilities=["ner"], trace_id="t-policy")
+    agent.answer(message)
+    (traced,) = core.state.traces.find("t-policy")
+    assert [detail for name, _, _, detail in traced.timeline() if name == "routed"] == ["ROUND_ROBIN, 1 candidate"]
+
+
+def test_an_agent_that_says_nothing_of_its_time_counts_in_no_phase_of_its_own() -> None:
+    core = CoreMesh()
+    agent, caller = core.agent(), core.caller()
+    agent.answer(caller.request())
+    (numbers,) = [record for name, record in core.state.stats.types() if name == "echo"]
+    assert (numbers.handle.count, numbers.deliver.count, numbers.total.count) == (0, 0, 1)

@@ -35,7 +35,7 @@ def dated(ms: int) -> MessageKey:
 
 def test_a_finished_outcome_is_given_again() -> None:
     replay = Replay()
-    replay.store(key("m"), b"d", b"reply", fresh=False, now=0.0)
+    replay.store(key("m"), b"d", b"reply", now=0.0)
     found = replay.find(key("m"), b"d", 299.0)
     assert isinstance(found, Stored)
     assert found.outcome == b"reply"
@@ -43,26 +43,26 @@ def test_a_finished_outcome_is_given_again() -> None:
 
 def test_an_outcome_is_given_again_for_five_minutes_and_no_longer() -> None:
     replay = Replay()
-    replay.store(key("m"), b"d", b"reply", fresh=False, now=0.0)
+    replay.store(key("m"), b"d", b"reply", now=0.0)
     assert replay.find(key("m"), b"d", 299.9) is not None
     assert replay.find(key("m"), b"d", 300.0) is None
 
 
 def test_other_content_is_a_conflict() -> None:
     replay = Replay()
-    replay.store(key("m"), b"d", b"reply", fresh=False, now=0.0)
+    replay.store(key("m"), b"d", b"reply", now=0.0)
     assert isinstance(replay.find(key("m"), b"other", 1.0), Conflict)
 
 
 def test_two_principals_with_equal_ids_know_nothing_of_each_other() -> None:
     replay = Replay()
-    replay.store(key("1", "alice"), b"d", b"for alice", fresh=False, now=0.0)
+    replay.store(key("1", "alice"), b"d", b"for alice", now=0.0)
     assert replay.find(key("1", "bob"), b"other", 1.0) is None
 
 
 def test_a_large_outcome_is_named_by_its_holder() -> None:
     replay = Replay()
-    replay.store(key("m"), b"d", ("ner/1", b"incarnation"), fresh=True, now=0.0)
+    replay.store(key("m"), b"d", ("ner/1", b"incarnation"), now=0.0)
     found = replay.find(key("m"), b"d", 1.0)
     assert isinstance(found, Elsewhere)
     assert (found.agent_id, found.incarnation) == ("ner/1", b"incarnation")
@@ -71,36 +71,11 @@ def test_a_large_outcome_is_named_by_its_holder() -> None:
 
 def test_a_later_outcome_replaces_an_earlier_one() -> None:
     replay = Replay()
-    replay.store(key("m"), b"d", b"AGENT_LOST", fresh=False, now=0.0)
-    replay.store(key("m"), b"d", b"late reply", fresh=False, now=10.0)
+    replay.store(key("m"), b"d", b"AGENT_LOST", now=0.0)
+    replay.store(key("m"), b"d", b"late reply", now=10.0)
     found = replay.find(key("m"), b"d", 305.0)
     assert isinstance(found, Stored)
     assert found.outcome == b"late reply"
-
-
-def test_an_acknowledged_fresh_outcome_makes_room() -> None:
-    replay = Replay()
-    replay.store(dated(0), b"d", b"reply", fresh=True, now=0.0)
-    replay.acknowledged(dated(0))
-    replay.acknowledged(key("never seen"))
-    assert len(replay) == 0
-    assert replay.bytes_held == 0
-    assert replay.forgotten_unix_ms == -1
-
-
-def test_an_acknowledged_outcome_that_is_not_fresh_stays() -> None:
-    replay = Replay()
-    replay.store(key("m"), b"d", b"reply", fresh=False, now=0.0)
-    replay.acknowledged(key("m"))
-    assert isinstance(replay.find(key("m"), b"d", 1.0), Stored)
-
-
-def test_an_outcome_that_was_asked_for_again_outlives_the_acknowledgement() -> None:
-    replay = Replay()
-    replay.store(key("m"), b"d", b"reply", fresh=True, now=0.0)
-    replay.find(key("m"), b"d", 1.0)
-    replay.acknowledged(key("m"))
-    assert isinstance(replay.find(key("m"), b"d", 2.0), Stored)
 
 
 @pytest.mark.parametrize("way", ["number", "bytes", "age"])
@@ -108,9 +83,9 @@ def test_a_forgotten_message_and_older_unknown_ones_are_too_old_to_run(way: str)
     replay = Replay(entries_max=1) if way == "number" else Replay(bytes_max=ENTRY_BYTES + 10)
     if way == "age":
         replay = Replay()
-    replay.store(dated(50), b"d", b"reply", fresh=False, now=0.0)
+    replay.store(dated(50), b"d", b"reply", now=0.0)
     now = 400.0 if way == "age" else 1.0
-    replay.store(dated(900), b"d", b"reply", fresh=False, now=now)
+    replay.store(dated(900), b"d", b"reply", now=now)
     assert isinstance(replay.find(dated(50), b"d", now), TooOld)
     assert isinstance(replay.find(dated(20), b"d", now), TooOld)
     assert replay.find(dated(51), b"d", now) is None
@@ -119,14 +94,14 @@ def test_a_forgotten_message_and_older_unknown_ones_are_too_old_to_run(way: str)
 
 def test_the_age_counts_when_the_entry_itself_is_asked_for() -> None:
     replay = Replay()
-    replay.store(dated(50), b"d", b"reply", fresh=False, now=0.0)
+    replay.store(dated(50), b"d", b"reply", now=0.0)
     assert isinstance(replay.find(dated(50), b"d", 300.0), TooOld)
 
 
 def test_ids_that_carry_no_time_are_new_when_unknown_and_move_no_mark() -> None:
     replay = Replay(entries_max=1)
-    replay.store(key("order-1"), b"d", b"reply", fresh=False, now=0.0)
-    replay.store(key("order-2"), b"d", b"reply", fresh=False, now=1.0)
+    replay.store(key("order-1"), b"d", b"reply", now=0.0)
+    replay.store(key("order-2"), b"d", b"reply", now=1.0)
     assert replay.find(key("order-1"), b"d", 2.0) is None
     assert replay.find(dated(0), b"d", 2.0) is None
 
@@ -134,33 +109,27 @@ def test_ids_that_carry_no_time_are_new_when_unknown_and_move_no_mark() -> None:
 def test_a_clock_far_ahead_does_not_turn_everybody_away() -> None:
     replay = Replay(entries_max=1, unix_offset_s=WALL_S)
     year_ms = 365 * 24 * 3600 * 1000
-    replay.store(dated(year_ms), b"d", b"reply", fresh=False, now=0.0)
-    replay.store(dated(0), b"d", b"reply", fresh=False, now=0.0)
+    replay.store(dated(year_ms), b"d", b"reply", now=0.0)
+    replay.store(dated(0), b"d", b"reply", now=0.0)
     assert replay.forgotten_unix_ms == BORN_MS + CLOCK_AHEAD_MS_MAX
     assert replay.find(dated(CLOCK_AHEAD_MS_MAX + 1), b"d", 600.0) is None
 
 
-@given(st.lists(st.tuples(st.sampled_from(["run", "run fresh", "ack", "wait"]), st.integers(0, 12)), max_size=60))
-def test_no_message_runs_twice_unless_its_caller_had_the_answer(steps: list[tuple[str, int]]) -> None:
+@given(st.lists(st.tuples(st.sampled_from(["run", "wait"]), st.integers(0, 12)), max_size=60))
+def test_no_message_runs_twice(steps: list[tuple[str, int]]) -> None:
     """The invariant of the whole table, against a dumb twin that forgets nothing."""
     replay = Replay(entries_max=4, age_s=50.0, unix_offset_s=WALL_S)
     now = 0.0
-    answered: dict[MessageKey, bool] = {}  # key → the caller confirmed its answer
+    ran: set[MessageKey] = set()
     for step, number in steps:
         now += 1.0
         name = dated(number * 100)
         if step == "wait":
             now += number * 10
-        elif step == "ack":
-            if name in answered:
-                replay.acknowledged(name)
-                answered[name] = True
-        elif step == "run" or name not in answered:
-            found = replay.find(name, b"d", now) if step == "run" else None
-            if found is None:
-                assert name not in answered or answered[name]
-                answered[name] = False
-                replay.store(name, b"d", b"reply", step == "run fresh", now)
+        elif replay.find(name, b"d", now) is None:
+            assert name not in ran
+            ran.add(name)
+            replay.store(name, b"d", b"reply", now)
         assert len(replay) <= 4
 
 
@@ -168,7 +137,7 @@ def test_no_message_runs_twice_unless_its_caller_had_the_answer(steps: list[tupl
 def test_number_and_bytes_stay_in_their_bounds(steps: list[tuple[int, int]]) -> None:
     replay = Replay(entries_max=3, bytes_max=5_000)
     for now, (number, size) in enumerate(steps):
-        replay.store(key(str(number)), b"d", b"x" * size, fresh=False, now=float(now))
+        replay.store(key(str(number)), b"d", b"x" * size, now=float(now))
         assert len(replay) <= 3
         assert replay.bytes_held <= 5_000
 

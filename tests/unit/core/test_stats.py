@@ -68,25 +68,6 @@ def test_registering_again_keeps_the_numbers() -> None:
     assert record(stats, "ner").outcomes == {"OK": 1}
 
 
-def test_a_forgotten_type_is_gone_and_may_come_back() -> None:
-    stats = Stats(types_max=1)
-    stats.register("ner")
-    assert stats.forget("ner")
-    assert list(stats.types()) == []
-    stats.register("ocr")
-    assert [name for name, _ in stats.types()] == ["ocr"]
-    assert stats.forget("never seen")
-
-
-def test_a_type_with_requests_in_flight_is_not_forgotten() -> None:
-    stats = Stats()
-    stats.register("ner")
-    held = stats.began("ner")
-    assert not stats.forget("ner")
-    stats.ended(held)
-    assert stats.forget("ner")
-
-
 def test_requests_in_flight_come_back_to_zero_whatever_is_registered_meanwhile() -> None:
     stats = Stats()
     before = stats.began("ner")
