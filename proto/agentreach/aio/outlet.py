@@ -8,13 +8,27 @@ the event loop turn while more keeps coming, so that one frame carries many enve
 from __future__ import annotations
 
 import asyncio
+import weakref
 
 from agentreach.aio.clock import boot_time
 from agentreach.wire.limits import ACK_DELAY_S, FRAME_ENVELOPES_ENOUGH
 from agentreach.wire.link import Link
 
 _TURNS_MAX = 4  # loop turns a loaded writer waits for more; beyond, latency grows and batches do not
+_CROWD = 4  # links with something to say at once from which each waits a few turns: a frame costs more than an envelope
 _LOADED = 2  # envelopes in the last frame from which a link counts as loaded
+
+
+class _Crowd:
+    """How many links of one event loop have something to say that is not written yet."""
+
+    __slots__ = ("__weakref__", "woken")
+
+    def __init__(self) -> None:
+        self.woken = 0
+
+
+_crowds: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Crowd] = weakref.WeakKeyDictionary()
 
 
 class Outlet:
@@ -23,6 +37,8 @@ class Outlet:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._loop = asyncio.get_running_loop()
+        self._crowd = _crowds.setdefault(self._loop, _Crowd())
+        self._woken = False
         self._waiter: asyncio.Future[None] | None = None
         self._ack_timer: asyncio.TimerHandle | None = None
         self._ack_now = False
@@ -33,8 +49,10 @@ class Outlet:
     def wake(self) -> None:
         """Something was put on the link."""
         waiter = self._waiter
-        if waiter is not None and not waiter.done():
+        if waiter is not None and not waiter.done():  # one that is inside a write, perhaps for long, is no crowd
             waiter.set_result(None)
+            self._woken = True
+            self._crowd.woken += 1
 
     def received(self) -> None:
         """A frame was received: see that its ack goes out in time."""
@@ -64,6 +82,7 @@ class Outlet:
             self._ack_timer = None
         self._abandoned = True
         self.wake()
+        self._quiet()
 
     _abandoned = False
 
@@ -75,10 +94,14 @@ class Outlet:
                 return None
             if not self._flush:
                 self._stop_timer()
+                self._quiet()
                 return link.last_words()
             if link.ready:
-                if self._sent_envelopes >= _LOADED and link.waiting < FRAME_ENVELOPES_ENOUGH:
-                    await self._let_more_come()
+                if link.waiting < FRAME_ENVELOPES_ENOUGH:
+                    if self._crowd.woken >= _CROWD:
+                        await self._let_turns_pass()
+                    elif self._sent_envelopes >= _LOADED:
+                        await self._let_more_come()
                     if self._abandoned:
                         return None
                 before = link.waiting
@@ -86,20 +109,35 @@ class Outlet:
                 if frame is not None:
                     self._sent_envelopes = before - link.waiting
                     self._ack_now = False
+                    self._quiet()
                     return frame
             if self._ack_now:
                 self._ack_now = False
                 frame = link.next_frame(boot_time())
                 if frame is not None:
+                    self._quiet()
                     return frame
             if self._closed:
                 self._stop_timer()
+                self._quiet()
                 return None
+            self._quiet()
             self._waiter = self._loop.create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
+
+    def _quiet(self) -> None:
+        if self._woken:
+            self._woken = False
+            self._crowd.woken -= 1
+
+    async def _let_turns_pass(self) -> None:
+        for _ in range(_TURNS_MAX):
+            await asyncio.sleep(0)
+            if self._link.waiting >= FRAME_ENVELOPES_ENOUGH or self._abandoned:
+                return
 
     async def _let_more_come(self) -> None:
         waiting = self._link.waiting
