@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent_sdk.errors import ConnectFailed
+from agentreach.aio import grpc_runtime
 
 DEFAULT_URL = "127.0.0.1:7070"
 
@@ -40,9 +41,7 @@ class Access:
 
 def access(url: str | None = None, api_key: str | None = None, tls: Tls | None = None) -> Access:
     """Put arguments and environment together. Raises `ConnectFailed` for a url that cannot be read."""
-    # gRPC's own fork handlers crash one child in five while its threads are at work, and the SDK tells a forked child
-    # itself. It counts only before grpc is imported, which is why `connection` does that last.
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    grpc_runtime.prepare()  # it counts only before grpc is imported, which is why `connection` does that last
     key = (api_key if api_key is not None else os.environ.get("REACH_API_KEY", "")).strip()
     if not key.isascii() or not key.isprintable():
         raise ConnectFailed("the API key holds characters that cannot be sent")

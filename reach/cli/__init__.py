@@ -9,6 +9,9 @@ def main() -> None:
     # this when it is first imported; it holds for the processes that a command starts, too.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
+    from agentreach.aio import grpc_runtime
+
+    grpc_runtime.prepare()
     try:
         from reach.cli.root import run
 
