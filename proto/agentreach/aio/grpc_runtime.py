@@ -1,6 +1,6 @@
 """What gRPC's C core takes from the environment only, and only when it is first imported.
 
-- Its fork handlers crash one forked child in five while gRPC's threads are at work. The SDK tells a forked child itself.
+- Its fork handlers crash one forked child in five while gRPC's threads work. The SDK tells a forked child itself.
 - Its newer event engine moves each message through one thread more. With the older polling a message of a stream costs
   a quarter less processor time and arrives a quarter sooner (measured with grpcio 1.85.3, both ends). The switches
   exist from the oldest release we support to the newest we tried; a newer one that does not know them would say so on
