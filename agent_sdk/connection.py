@@ -26,6 +26,14 @@ class Lease:
 _shared = weakref.WeakKeyDictionary()
 
 
+def import_grpc() -> None:
+    """Import it now: it takes a while, for which a running event loop would stand still."""
+    from agentreach.aio import grpc_runtime
+
+    grpc_runtime.prepare()
+    from agentreach.aio import grpc_transport  # noqa: F401
+
+
 def transport_for(access: Access) -> Transport:
     """The gRPC transport for these credentials. Raises `ConnectFailed` for TLS files that cannot be read."""
     from agentreach.aio import grpc_transport  # after `settings.access`, see there

@@ -114,6 +114,7 @@ def run(*agents: Agent) -> None:
     else:
         raise RuntimeError("an event loop is running here: use `await agent.serve()` instead of `agent.run()`")
     configure_if_nobody_has()
+    connection.import_grpc()
     try:
         loop.run(_main(agents))
     except AgentReplaced as replaced:
