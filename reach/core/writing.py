@@ -2,8 +2,8 @@
 
 Of a scalar field that occurs twice a parser takes the last, so appending replaces what a peer claimed, without taking
 the message apart: a delivery takes 5.0 µs, where setting a dozen fields and building a `Lineage` takes 8.8 (measured
-side by side). Repeated fields add up instead; the callers clear those first. A test checks each function against the objects
-built in the ordinary way.
+side by side). Repeated fields add up instead; the callers clear those first. A test checks each function against the
+objects built in the ordinary way.
 """
 
 from __future__ import annotations
