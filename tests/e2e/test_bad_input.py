@@ -23,7 +23,7 @@ from agentreach.v1.envelope_pb2 import Envelope, Hop, Payload
 from agentreach.v1.frame_pb2 import Attach, Detach, Frame, Goodbye, Hello, Signal, StreamCredit, Subscribe
 from agentreach.v1.registry_pb2 import AgentRecord
 from tests.component.test_grpc_server_grpcurl import GRPCURL
-from tests.support.agents import eventually, make, usable
+from tests.support.agents import eventually, make, name, usable
 from tests.support.neighbour import neighbour
 from tests.support.node import NodeProcess, start_node
 from tests.support.rawlink import RawLink, call, raw_link, raw_stream, record, refusal, request, response, to
@@ -43,11 +43,6 @@ async def undisturbed(node: NodeProcess) -> AsyncIterator[None]:
     """Every test of this file has a healthy neighbour."""
     async with neighbour(node):
         yield
-
-
-def name(agent_type: str) -> str:
-    """An agent_id that no other test uses."""
-    return f"{agent_type}/{secrets.token_hex(4)}"
 
 
 async def answer_of(link: RawLink, envelope: Envelope) -> Envelope:

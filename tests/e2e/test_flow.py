@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import secrets
 import signal
 import time
 from collections import Counter
@@ -21,7 +20,7 @@ from agent_sdk import Agent, Context, Mesh, ReachError, connect
 from agentreach.aio.options import CLIENT_OPTIONS
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1.frame_pb2 import Signal, Subscribe
-from tests.support.agents import agent_process, eventually, make, usable
+from tests.support.agents import agent_process, eventually, make, name, nothing_in_flight, usable
 from tests.support.neighbour import neighbour
 from tests.support.node import NodeProcess, start_node
 from tests.support.rawlink import raw_link, raw_stream, request
@@ -37,24 +36,10 @@ def node() -> Iterator[NodeProcess]:
         yield node
 
 
-def name(agent_type: str) -> str:
-    """An agent_id that no other test uses."""
-    return f"{agent_type}/{secrets.token_hex(4)}"
-
-
 def rss(node: NodeProcess) -> int:
     """Bytes of memory that the node has."""
     status = Path(f"/proc/{node.process.pid}/status").read_text()
     return int(status.split("VmRSS:")[1].split()[0]) << 10
-
-
-async def nothing_in_flight(node: NodeProcess) -> None:
-    """Wait until every request has ended."""
-
-    async def none() -> bool:
-        return await node.metric("reach_requests_in_flight") == 0
-
-    await eventually(none, "no request is in flight")
 
 
 @contextlib.asynccontextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import signal
 import time
 from collections.abc import Iterator
@@ -19,43 +18,25 @@ from agentreach.aio.options import CLIENT_OPTIONS, SERVER_OPTIONS
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.frame_pb2 import Goodbye, Signal
-from tests.support.agents import agent_process, eventually, make, usable
+from tests.support.agents import (
+    BUSY_S,
+    SETTLE_S,
+    agent_process,
+    eventually,
+    make,
+    name,
+    nothing_in_flight,
+    outcome,
+    usable,
+)
 from tests.support.node import NodeProcess, start_node
 from tests.support.rawlink import raw_link, request, response
-
-LINK_DEAD_S = 3 * 0.5  # three of QUICK's heartbeats
-RESUME_S = 1.0  # QUICK's resume_window_s
-SETTLE_S = RESUME_S  # a lost agent's requests are settled within it
-BUSY_S = 3.0  # what a loaded machine may add to any of these
 
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[NodeProcess]:
     with start_node() as node:
         yield node
-
-
-def name(agent_type: str) -> str:
-    """An agent_id that no other test uses."""
-    return f"{agent_type}/{secrets.token_hex(4)}"
-
-
-async def nothing_in_flight(node: NodeProcess) -> None:
-    """Wait until every request has ended: the gauge is back to 0."""
-
-    async def none() -> bool:
-        return await node.metric("reach_requests_in_flight") == 0
-
-    await eventually(none, "no request is in flight")
-
-
-async def outcome(mesh: Mesh, data: Any, **how: Any) -> str:
-    """ "OK" or the error's code."""
-    try:
-        await mesh.request(data, **how)
-    except ReachError as error:
-        return str(error.code)
-    return "OK"
 
 
 async def doubt(mesh: Mesh, data: Any, **how: Any) -> str:

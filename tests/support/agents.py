@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from agent_sdk import Agent, Context, Mesh, ReachError
+from tests.support.node import NodeProcess
+
+LINK_DEAD_S = 3 * 0.5  # three of QUICK's heartbeats
+RESUME_S = 1.0  # QUICK's resume_window_s
+SETTLE_S = RESUME_S  # a lost agent's requests are settled within it
+BUSY_S = 3.0  # what a loaded machine may add to any of these
 
 EVENTUALLY_S = 15.0
 
@@ -164,3 +171,26 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+def name(agent_type: str) -> str:
+    """An agent_id that no other test uses."""
+    return f"{agent_type}/{secrets.token_hex(4)}"
+
+
+async def nothing_in_flight(node: NodeProcess) -> None:
+    """Wait until every request has ended: the gauge is back to 0."""
+
+    async def none() -> bool:
+        return await node.metric("reach_requests_in_flight") == 0
+
+    await eventually(none, "no request is in flight")
+
+
+async def outcome(mesh: Mesh, data: Any, **how: Any) -> str:
+    """ "OK" or the error's code."""
+    try:
+        await mesh.request(data, **how)
+    except ReachError as error:
+        return str(error.code)
+    return "OK"
