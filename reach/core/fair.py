@@ -45,6 +45,11 @@ class FairLevel(Generic[E]):
         self.size = 0
         """Entries in it."""
 
+    @property
+    def principals(self) -> int:
+        """Principals that are remembered, those with nothing waiting included."""
+        return len(self._turns)
+
     def add(self, entry: E, principal: Hashable, weight: float = 1.0) -> None:
         """Append an entry behind the principal's others. `weight` (above 0) is the principal's from now on."""
         turn = self._turns.get(principal)

@@ -39,7 +39,19 @@ Scope = tuple[str, str, "Anchor"]
 class Entry(Generic[T]):
     """One waiting item. `number` counts the entries of the node as they came; `since` is when it did."""
 
-    __slots__ = ("age_s", "item", "level", "number", "principal", "queue", "since", "size", "token", "weight")
+    __slots__ = (
+        "age_s",
+        "ages_at",
+        "item",
+        "level",
+        "number",
+        "principal",
+        "queue",
+        "since",
+        "size",
+        "token",
+        "weight",
+    )
 
     def __init__(
         self,
@@ -62,6 +74,7 @@ class Entry(Generic[T]):
         self.size = size
         self.since = since
         self.age_s = age_s
+        self.ages_at = since
         self.token: Token | None = None
 
 

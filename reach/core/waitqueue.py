@@ -93,6 +93,10 @@ class WaitQueues(Generic[T]):
             for entry in queue.shares:
                 yield entry.item
 
+    def shelf_of(self, selector: Selector) -> Shelf[T] | None:
+        """The shelf that a selector's queue stands on, if any queue stands there."""
+        return self._shelves.get((selector.tenant, selector.env, selector.anchor))
+
     def level_of(self, item: T) -> int:
         """The level it has come to. `KeyError` if it does not wait."""
         return self._entries[item].level
@@ -129,6 +133,7 @@ class WaitQueues(Generic[T]):
         """
         if item in self._entries:
             raise ValueError("it waits already")
+        self.age(now)
         key = (selector, without)
         displaced = self._make_room(key, principal, size)
         if displaced is None:
@@ -140,7 +145,7 @@ class WaitQueues(Generic[T]):
         self._entries[item] = entry
         for shares, amount in ((queue.shares, 1), (self._counts, 1), (self._bytes, size)):
             shares.add(entry, principal, amount)
-        self._enter(entry, now)
+        self._enter(entry)
         return Pushed(True, displaced)
 
     def remove(self, item: T) -> bool:
@@ -170,11 +175,12 @@ class WaitQueues(Generic[T]):
         return head.item if head is not None else None
 
     def age(self, now: float) -> None:
-        """Let those whose time has come go one level up. `take` and `head` do it by themselves."""
-        for entry in self._ageing.due(now):
-            entry.queue.levels[entry.level].remove(entry, entry.principal)
-            entry.level -= 1
-            self._enter(entry, now)
+        """Let those whose time has come go one level up. `push`, `take` and `head` do it by themselves."""
+        while (at := self._ageing.next_at()) is not None and at <= now:
+            for entry in self._ageing.due(at):
+                entry.queue.levels[entry.level].remove(entry, entry.principal)
+                entry.level -= 1
+                self._enter(entry)
 
     def _best(self, agent: Agent, now: float) -> Queue[T] | None:
         if not self._entries:
@@ -188,10 +194,13 @@ class WaitQueues(Generic[T]):
                 found, place = queue, queue.posted
         return found
 
-    def _enter(self, entry: Entry[T], now: float) -> None:
+    def _enter(self, entry: Entry[T]) -> None:
         queue = entry.queue
         queue.levels[entry.level].add(entry, entry.principal, entry.weight)
-        entry.token = self._ageing.schedule(entry, now + entry.age_s) if entry.level else None
+        entry.token = None
+        if entry.level:
+            entry.ages_at += entry.age_s
+            entry.token = self._ageing.schedule(entry, entry.ages_at)
         self._serial += 1
         queue.shelf.post(queue, self._serial)
 
@@ -230,9 +239,9 @@ class WaitQueues(Generic[T]):
 
     def _open(self, key: QueueKey) -> Queue[T]:
         selector = key[0]
-        scope = (selector.tenant, selector.env, selector.anchor)
-        shelf = self._shelves.get(scope)
+        shelf = self.shelf_of(selector)
         if shelf is None:
+            scope = (selector.tenant, selector.env, selector.anchor)
             shelf = self._shelves[scope] = Shelf(scope)
         queue = self._queues[key] = shelf.queues[key] = Queue(key, shelf)
         return queue
