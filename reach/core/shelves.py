@@ -9,7 +9,7 @@ bad, and a step costs O(log queues) however many agents a queue could be served 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from math import exp
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -28,12 +28,11 @@ LEVELS = 3
 RATE_OVER_S = 10.0  # the drain rate is that of about the last so many seconds
 RETRY_AFTER_S_MIN, RETRY_AFTER_S_MAX = 0.1, 30.0
 RETRY_AFTER_S_UNKNOWN = 1.0  # nothing has left yet
+_SERVED_MAX = 4096  # agents whose match with a queue's selector is remembered
 _HEAP_SLACK = 64  # stale entries a heap may hold beyond twice its live ones before it is built again
 
 QueueKey = tuple["Selector", frozenset[str]]
 """Whom it waits for, and the agent_ids that must not get it (TASK's re-route)."""
-Scope = tuple[str, str, "Anchor"]
-"""(tenant, env, anchor) of a shelf."""
 
 
 class Entry(Generic[T]):
@@ -81,42 +80,50 @@ class Entry(Generic[T]):
 class DrainRate:
     """How many entries a second leave for a slot; older ones count less, by e for every ten seconds."""
 
-    __slots__ = ("_at", "_rate")
+    __slots__ = ("_at", "_new", "_rate")
 
     def __init__(self) -> None:
         self._rate = 0.0
+        self._new = 0
         self._at = 0.0
 
     def took(self, now: float) -> None:
         """One left."""
-        self._rate = self.per_s(now) + 1.0 / RATE_OVER_S
-        self._at = now
+        self._new += 1
+        if now - self._at >= 1.0:
+            self.per_s(now)
 
     def per_s(self, now: float) -> float:
         """The rate now."""
-        return self._rate * exp(min(0.0, self._at - now) / RATE_OVER_S)
+        self._rate = self._rate * exp(min(0.0, self._at - now) / RATE_OVER_S) + self._new / RATE_OVER_S
+        self._new = 0
+        self._at = now
+        return self._rate
 
     def retry_after_s(self, waiting: int, now: float) -> float:
         """When about half of those waiting will have left."""
-        if not self._rate:
+        rate = self.per_s(now)
+        if not rate:
             return RETRY_AFTER_S_UNKNOWN
-        rate = max(self.per_s(now), 1e-9)
-        return min(RETRY_AFTER_S_MAX, max(RETRY_AFTER_S_MIN, waiting / 2 / rate))
+        return min(RETRY_AFTER_S_MAX, max(RETRY_AFTER_S_MIN, waiting / 2 / max(rate, 1e-9)))
 
 
 class Queue(Generic[T]):
     """One selector's entries."""
 
-    __slots__ = ("drain", "key", "levels", "posted", "shares", "shelf")
+    __slots__ = ("_served", "drain", "entries", "key", "levels", "posted", "shares", "shelf")
 
     def __init__(self, key: QueueKey, shelf: Shelf[T]) -> None:
         self.key = key
         self.shelf = shelf
+        self.entries: dict[Entry[T], None] = {}
+        """As they came."""
         self.levels: list[FairLevel[Entry[T]]] = [FairLevel() for _ in range(LEVELS)]
-        self.shares: Shares[Entry[T]] = Shares()
+        self.shares = Shares()
         self.drain = DrainRate()
         self.posted = (LEVELS, 0)
         """Where its shelf's heap has it: at its head's place, or ahead of that."""
+        self._served: dict[Agent, bool] = {}
 
     def head(self) -> Entry[T] | None:
         """The entry that is next, of the highest level in which one waits."""
@@ -125,32 +132,60 @@ class Queue(Generic[T]):
                 return level.head()
         return None
 
+    def pop(self) -> Entry[T]:
+        """Take it out of its level. `IndexError` if there is none."""
+        for level in self.levels:
+            if level.size:
+                return level.pop()
+        raise IndexError("nothing is waiting")
+
     def serves(self, agent: Agent) -> bool:
-        """Whether a slot of the agent is one that these wait for."""
-        selector, without = self.key
-        return selector.matches(agent) and agent.agent_id not in without
+        """Whether a slot of the agent is one that these wait for. (What decides that does not change; it is kept.)"""
+        found = self._served.get(agent)
+        if found is None:
+            selector, without = self.key
+            if len(self._served) >= _SERVED_MAX:
+                self._served.clear()
+            found = self._served[agent] = selector.matches(agent) and agent.agent_id not in without
+        return found
 
 
 class Shelf(Generic[T]):
     """The queues of one anchor, best head first. A queue's place in the heap may be too good, never too bad."""
 
-    __slots__ = ("heap", "queues", "scope")
+    __slots__ = ("anchor", "heap", "place", "queues")
 
-    def __init__(self, scope: Scope) -> None:
-        self.scope = scope
+    def __init__(self, place: tuple[str, str], anchor: Anchor) -> None:
+        self.place = place
+        self.anchor = anchor
         self.queues: dict[QueueKey, Queue[T]] = {}
         self.heap: list[tuple[tuple[int, int], int, Queue[T]]] = []
 
+    def concerns(self, agent: Agent) -> bool:
+        """Whether the agent, which is of the same tenant and env, has the property."""
+        kind, name = self.anchor
+        if kind == "type":
+            return agent.agent_type == name
+        if kind == "capability":
+            return name in agent.offers
+        return kind != "id" or agent.agent_id == name
+
     def post(self, queue: Queue[T], serial: int) -> None:
-        """The queue's head may have become better: see to its place."""
+        """The queue's head may have changed: see that it is not better than its place says."""
         head = queue.head()
-        if head is None or queue.posted <= (head.level, head.number):
+        if head is None:
             return
-        queue.posted = (head.level, head.number)
-        if len(self.heap) > 2 * len(self.queues) + _HEAP_SLACK:
-            self.heap = [place for place in self.heap if place[0] == place[2].posted]
-            heapify(self.heap)
-        heappush(self.heap, (queue.posted, serial, queue))
+        place = (head.level, head.number)
+        heap = self.heap
+        if heap and heap[0][2] is queue and heap[0][0] == queue.posted:
+            queue.posted = place
+            heapreplace(heap, (place, serial, queue))
+        elif place < queue.posted:
+            queue.posted = place
+            if len(heap) > 2 * len(self.queues) + _HEAP_SLACK:
+                heap[:] = [other for other in heap if other[0] == other[2].posted]
+                heapify(heap)
+            heappush(heap, (place, serial, queue))
 
     def best(self, agent: Agent, better_than: tuple[int, int]) -> Queue[T] | None:
         """The queue that serves the agent with the best head, if that is better than another."""
@@ -159,13 +194,15 @@ class Shelf(Generic[T]):
         found = None
         while heap and heap[0][0] < better_than:
             place, serial, queue = heap[0]
+            if place != queue.posted:
+                heappop(heap)
+                continue
             head = queue.head()
-            if place != queue.posted or head is None:
+            if head is None:
                 heappop(heap)
-            elif place != (head.level, head.number):
-                heappop(heap)
+            elif head.number != place[1] or head.level != place[0]:
                 queue.posted = (head.level, head.number)
-                heappush(heap, (queue.posted, serial, queue))
+                heapreplace(heap, (queue.posted, serial, queue))
             elif queue.serves(agent):
                 found = queue
                 break

@@ -11,17 +11,17 @@ equal part needed its place (`push` says so). Deadlines are not watched here: ev
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
-from typing import TYPE_CHECKING, Generic, NamedTuple
+from collections.abc import Hashable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 from agentreach.policy.wheel import TimerWheel
 from reach.core.selector import anchors_of
 from reach.core.shares import Shares
-from reach.core.shelves import LEVELS, DrainRate, Entry, Queue, QueueKey, Scope, Shelf, T
+from reach.core.shelves import LEVELS, DrainRate, Entry, Queue, QueueKey, Shelf, T
 
 if TYPE_CHECKING:
     from reach.core.agents import Agent
-    from reach.core.selector import Selector
+    from reach.core.selector import Anchor, Selector
 
 HIGH, NORMAL, LOW = range(LEVELS)
 
@@ -30,6 +30,7 @@ SELECTOR_MAX = 1_000
 BYTES_MAX = 32 << 20
 AGE_S_MAX = 30.0
 AGE_SHARE = 0.25
+FEW_SHELVES = 8  # are looked through; of more, those of the agent's properties are looked up
 DISPLACED_MAX = 64  # entries that may make room, by bytes, for one; if it took more the newcomer is refused
 
 
@@ -37,7 +38,11 @@ class Pushed(NamedTuple, Generic[T]):
     """Whether the item waits now, and those who lost their place to it (mostly nobody)."""
 
     waits: bool
-    displaced: list[T]
+    displaced: tuple[T, ...]
+
+
+_WAITS: Pushed[Any] = Pushed(True, ())
+_REFUSED: Pushed[Any] = Pushed(False, ())
 
 
 class WaitQueues(Generic[T]):
@@ -55,9 +60,9 @@ class WaitQueues(Generic[T]):
         self._bytes_max = bytes_max
         self._entries: OrderedDict[T, Entry[T]] = OrderedDict()
         self._queues: dict[QueueKey, Queue[T]] = {}
-        self._shelves: dict[Scope, Shelf[T]] = {}
-        self._counts: Shares[Entry[T]] = Shares()
-        self._bytes: Shares[Entry[T]] = Shares()
+        self._places: dict[tuple[str, str], dict[Anchor, Shelf[T]]] = {}
+        self._counts = Shares()
+        self._bytes = Shares()
         self._ageing: TimerWheel[Entry[T]] = TimerWheel()
         self._drain = DrainRate()
         self._number = 0
@@ -84,18 +89,18 @@ class WaitQueues(Generic[T]):
     def size(self, selector: Selector, without: frozenset[str] = frozenset()) -> int:
         """How many wait for a selector."""
         queue = self._queues.get((selector, without))
-        return 0 if queue is None else queue.shares.size
+        return 0 if queue is None else len(queue.entries)
 
     def waiting(self, selector: Selector, without: frozenset[str] = frozenset()) -> Iterator[T]:
-        """Those who wait for a selector, in no particular order."""
+        """Those who wait for a selector, as they came."""
         queue = self._queues.get((selector, without))
         if queue is not None:
-            for entry in queue.shares:
+            for entry in queue.entries:
                 yield entry.item
 
     def shelf_of(self, selector: Selector) -> Shelf[T] | None:
         """The shelf that a selector's queue stands on, if any queue stands there."""
-        return self._shelves.get((selector.tenant, selector.env, selector.anchor))
+        return self._places.get((selector.tenant, selector.env), {}).get(selector.anchor)
 
     def level_of(self, item: T) -> int:
         """The level it has come to. `KeyError` if it does not wait."""
@@ -108,8 +113,8 @@ class WaitQueues(Generic[T]):
     def retry_after_s(self, selector: Selector, now: float, without: frozenset[str] = frozenset()) -> float:
         """What to tell one who is refused: when about half of those who wait before it will have left."""
         queue = self._queues.get((selector, without))
-        if queue is not None and queue.shares.size >= self._selector_max:
-            return queue.drain.retry_after_s(queue.shares.size, now)
+        if queue is not None and len(queue.entries) >= self._selector_max:
+            return queue.drain.retry_after_s(len(queue.entries), now)
         return self._drain.retry_after_s(len(self._entries), now)
 
     def push(
@@ -127,26 +132,38 @@ class WaitQueues(Generic[T]):
     ) -> Pushed[T]:
         """Let an item wait, if there is room or can be made.
 
-        `level` is HIGH, NORMAL or LOW, `size` its bytes, `time_s` the time it has from its arrival to its deadline.
-        Those who lost their place wait no longer: they are OVERLOADED, and were never started. `ValueError` if it
-        waits already.
+        `level` is HIGH, NORMAL or LOW, `size` its bytes (0 counts as 1), `time_s` the time from its arrival to its
+        deadline. Those who lost their place wait no longer: they are OVERLOADED, and were never started. `ValueError`
+        if it waits already.
         """
         if item in self._entries:
             raise ValueError("it waits already")
         self.age(now)
         key = (selector, without)
-        displaced = self._make_room(key, principal, size)
-        if displaced is None:
-            return Pushed(False, [])
-        queue = self._queues.get(key) or self._open(key)
+        queue = self._queues.get(key)
+        size = size or 1
+        pushed: Pushed[T] = _WAITS
+        is_full = queue is not None and len(queue.entries) >= self._selector_max
+        if is_full or len(self._entries) >= self._entries_max or self.bytes_held + size > self._bytes_max:
+            leaving = self._who_gives_way(queue if is_full else None, principal, size)
+            if leaving is None:
+                return _REFUSED
+            pushed = Pushed(True, tuple([entry.item for entry in leaving]))
+            for displaced in pushed.displaced:
+                self.remove(displaced)
+            queue = self._queues.get(key)  # it may have been closed with its last
+        if queue is None:
+            queue = self._open(key)
         self._number += 1
         age_s = min(AGE_S_MAX, AGE_SHARE * time_s)
         entry = Entry(item, queue, self._number, level, principal, weight, size, now, age_s)
         self._entries[item] = entry
-        for shares, amount in ((queue.shares, 1), (self._counts, 1), (self._bytes, size)):
-            shares.add(entry, principal, amount)
+        queue.entries[entry] = None
+        queue.shares.add(principal)
+        self._counts.add(principal)
+        self._bytes.add(principal, size)
         self._enter(entry)
-        return Pushed(True, displaced)
+        return pushed
 
     def remove(self, item: T) -> bool:
         """The item waits no longer. False if it did not."""
@@ -162,7 +179,7 @@ class WaitQueues(Generic[T]):
         queue = self._best(agent, now)
         if queue is None:
             return None
-        entry = next(level for level in queue.levels if level.size).pop()
+        entry = queue.pop()
         self._left(entry)
         queue.drain.took(now)
         self._drain.took(now)
@@ -187,12 +204,19 @@ class WaitQueues(Generic[T]):
             return None
         self.age(now)
         found, place = None, (LEVELS, 0)
-        for anchor in anchors_of(agent):
-            shelf = self._shelves.get((agent.tenant, agent.env, anchor))
-            queue = shelf.best(agent, place) if shelf is not None else None
+        for shelf in self._shelves_for(agent):
+            queue = shelf.best(agent, place)
             if queue is not None:
                 found, place = queue, queue.posted
         return found
+
+    def _shelves_for(self, agent: Agent) -> Iterable[Shelf[T]]:
+        shelves = self._places.get((agent.tenant, agent.env))
+        if shelves is None:
+            return ()
+        if len(shelves) <= FEW_SHELVES:
+            return [shelf for shelf in shelves.values() if shelf.concerns(agent)]
+        return [shelves[anchor] for anchor in anchors_of(agent) if anchor in shelves]
 
     def _enter(self, entry: Entry[T]) -> None:
         queue = entry.queue
@@ -210,39 +234,49 @@ class WaitQueues(Generic[T]):
         if entry.token is not None:
             self._ageing.cancel(entry.token, entry)
         del self._entries[entry.item]
-        for shares in (queue.shares, self._counts, self._bytes):
-            shares.remove(entry, entry.principal)
-        if not queue.shares.size:
+        del queue.entries[entry]
+        principal = entry.principal
+        queue.shares.remove(principal)
+        self._counts.remove(principal)
+        self._bytes.remove(principal, entry.size)
+        if not queue.entries:
             self._close(queue)
             return
         self._serial += 1
         queue.shelf.post(queue, self._serial)
 
-    def _make_room(self, key: QueueKey, principal: Hashable, size: int) -> list[T] | None:
-        """Those who give way for one more entry, taken out; None if it would take more than is fair."""
-        queue = self._queues.get(key)
-        leaving: list[Entry[T]] | None = []
-        if queue is not None and queue.shares.size >= self._selector_max:
-            leaving = queue.shares.give_way(principal, 1, 1)
-        elif self._counts.size >= self._entries_max:
-            leaving = self._counts.give_way(principal, 1, 1)
+    def _who_gives_way(self, full: Queue[T] | None, principal: Hashable, size: int) -> Iterable[Entry[T]] | None:
+        """Those who make room for one more entry, in a full queue or on the node; None: it would not be fair."""
+        leaving: dict[Entry[T], None] = {}
+        if full is not None or len(self._entries) >= self._entries_max:
+            shares = full.shares if full is not None else self._counts
+            largest = shares.who_gives_way(principal)
+            if largest is None:
+                return None
+            youngest = reversed(full.entries) if full is not None else reversed(self._entries.values())
+            leaving[next(entry for entry in youngest if entry.principal == largest)] = None
         excess = self.bytes_held + size - self._bytes_max
-        if leaving is not None and excess > 0:
-            more = self._bytes.give_way(principal, size, excess, DISPLACED_MAX)
-            leaving = None if more is None else list(dict.fromkeys(leaving + more))
-        if leaving is None:
-            return None
-        items = [entry.item for entry in leaving]
-        for item in items:
-            self.remove(item)
-        return items
+        if excess > 0:
+            largest = self._bytes.who_gives_way(principal, size)
+            if largest is None:
+                return None
+            found = 0
+            for entry in reversed(self._entries.values()):
+                if entry.principal == largest:
+                    leaving[entry] = None
+                    found += 1
+                    excess -= entry.size
+                    if excess <= 0 or found == DISPLACED_MAX:
+                        break
+        return leaving if excess <= 0 else None
 
     def _open(self, key: QueueKey) -> Queue[T]:
         selector = key[0]
-        shelf = self.shelf_of(selector)
+        place, anchor = (selector.tenant, selector.env), selector.anchor
+        shelves = self._places.setdefault(place, {})
+        shelf = shelves.get(anchor)
         if shelf is None:
-            scope = (selector.tenant, selector.env, selector.anchor)
-            shelf = self._shelves[scope] = Shelf(scope)
+            shelf = shelves[anchor] = Shelf(place, anchor)
         queue = self._queues[key] = shelf.queues[key] = Queue(key, shelf)
         return queue
 
@@ -252,4 +286,7 @@ class WaitQueues(Generic[T]):
         shelf = queue.shelf
         del shelf.queues[queue.key]
         if not shelf.queues:
-            del self._shelves[shelf.scope]
+            shelves = self._places[shelf.place]
+            del shelves[shelf.anchor]
+            if not shelves:
+                del self._places[shelf.place]

@@ -74,7 +74,7 @@ def retried(decision: Decision) -> Retry:
 
 def test_what_was_never_handed_over_goes_elsewhere_at_once_and_to_the_same_after_the_back_off() -> None:
     retry = retried(after(Failed.CONNECT, now=5.0))
-    assert (retry.at, retry.same_at, retry.exclude) == (5.0, 5.2, {"a/1"})
+    assert retry == Retry(5.0, 5.2, frozenset({"a/1"}))
     assert not retry.same_agent_allowed
 
 
