@@ -1,7 +1,8 @@
 """The queues of a node's wait queue, in the order in which a freed slot looks at them.
 
-Queues stand on shelves, one for each property that every match of their selectors has (`Selector.anchor`): an agent
-is looked for on the few shelves of its own properties. On a shelf the queue with the best head is first. Heads change
+Queues stand on shelves, one for each property that every match of their selectors has: an agent's waiters are on the
+few shelves of its own properties. The rarest kind of property names the shelf, so that few stand there which ask for
+something else besides. On a shelf the queue with the best head is first. Heads change
 with every step; a queue's place in the heap is put right when it comes to the top, so it may be too good but never too
 bad, and a step costs O(log queues) however many agents a queue could be served by.
 """
@@ -15,11 +16,12 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from agentreach.policy.wheel import Token
 from reach.core.fair import FairLevel
+from reach.core.selector import anchors_of
 from reach.core.shares import Shares
 
 if TYPE_CHECKING:
     from reach.core.agents import Agent
-    from reach.core.selector import Anchor, Selector
+    from reach.core.selector import Selector
 
 T = TypeVar("T", bound=Hashable)
 
@@ -33,6 +35,25 @@ _HEAP_SLACK = 64  # stale entries a heap may hold beyond twice its live ones bef
 
 QueueKey = tuple["Selector", frozenset[str]]
 """Whom it waits for, and the agent_ids that must not get it (TASK's re-route)."""
+
+
+Property = tuple[str, str]
+"""A kind of property ("id", "label", "capability", "type", or "any" for selectors with none) and its value."""
+
+
+def property_of(selector: Selector) -> Property:
+    """The shelf that a selector's queue stands on."""
+    if selector.labels and not selector.agent_id:
+        key, value = min(selector.labels)
+        return ("label", f"{key}={value}")
+    if selector.capabilities and not selector.agent_id:
+        return ("capability", min(selector.capabilities))
+    return selector.anchor
+
+
+def properties_of(agent: Agent) -> list[Property]:
+    """All shelves on which queues may stand that an agent serves."""
+    return [*anchors_of(agent), *[("label", f"{key}={value}") for key, value in agent.labels.items()]]
 
 
 class Entry(Generic[T]):
@@ -151,24 +172,26 @@ class Queue(Generic[T]):
 
 
 class Shelf(Generic[T]):
-    """The queues of one anchor, best head first. A queue's place in the heap may be too good, never too bad."""
+    """The queues of one property, best head first. A queue's place in the heap may be too good, never too bad."""
 
-    __slots__ = ("anchor", "heap", "place", "queues")
+    __slots__ = ("heap", "property", "queues", "scope")
 
-    def __init__(self, place: tuple[str, str], anchor: Anchor) -> None:
-        self.place = place
-        self.anchor = anchor
+    def __init__(self, scope: tuple[str, str], named: Property) -> None:
+        self.scope = scope
+        self.property = named
         self.queues: dict[QueueKey, Queue[T]] = {}
         self.heap: list[tuple[tuple[int, int], int, Queue[T]]] = []
 
     def concerns(self, agent: Agent) -> bool:
         """Whether the agent, which is of the same tenant and env, has the property."""
-        kind, name = self.anchor
+        kind, name = self.property
         if kind == "type":
             return agent.agent_type == name
         if kind == "capability":
             return name in agent.offers
-        return kind != "id" or agent.agent_id == name
+        if kind == "id":
+            return agent.agent_id == name
+        return kind != "label" or any(f"{key}={value}" == name for key, value in agent.labels.items())
 
     def post(self, queue: Queue[T], serial: int) -> None:
         """The queue's head may have changed: see that it is not better than its place says."""

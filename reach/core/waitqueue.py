@@ -15,13 +15,12 @@ from collections.abc import Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 from agentreach.policy.wheel import TimerWheel
-from reach.core.selector import anchors_of
 from reach.core.shares import Shares
-from reach.core.shelves import LEVELS, DrainRate, Entry, Queue, QueueKey, Shelf, T
+from reach.core.shelves import LEVELS, DrainRate, Entry, Property, Queue, QueueKey, Shelf, T, properties_of, property_of
 
 if TYPE_CHECKING:
     from reach.core.agents import Agent
-    from reach.core.selector import Anchor, Selector
+    from reach.core.selector import Selector
 
 HIGH, NORMAL, LOW = range(LEVELS)
 
@@ -49,7 +48,7 @@ class WaitQueues(Generic[T]):
     """All that waits on one node. `now` is the boot clock, in seconds, and does not run backwards.
 
     Items are hashable and wait at most once. Pushing, taking and removing cost O(log waiting), besides a look at each
-    better queue of the same type or capability that does not serve the agent.
+    better queue on the agent's shelves that does not serve it.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class WaitQueues(Generic[T]):
         self._bytes_max = bytes_max
         self._entries: OrderedDict[T, Entry[T]] = OrderedDict()
         self._queues: dict[QueueKey, Queue[T]] = {}
-        self._places: dict[tuple[str, str], dict[Anchor, Shelf[T]]] = {}
+        self._scopes: dict[tuple[str, str], dict[Property, Shelf[T]]] = {}
         self._counts = Shares()
         self._bytes = Shares()
         self._ageing: TimerWheel[Entry[T]] = TimerWheel()
@@ -100,7 +99,7 @@ class WaitQueues(Generic[T]):
 
     def shelf_of(self, selector: Selector) -> Shelf[T] | None:
         """The shelf that a selector's queue stands on, if any queue stands there."""
-        return self._places.get((selector.tenant, selector.env), {}).get(selector.anchor)
+        return self._scopes.get((selector.tenant, selector.env), {}).get(property_of(selector))
 
     def level_of(self, item: T) -> int:
         """The level it has come to. `KeyError` if it does not wait."""
@@ -211,12 +210,12 @@ class WaitQueues(Generic[T]):
         return found
 
     def _shelves_for(self, agent: Agent) -> Iterable[Shelf[T]]:
-        shelves = self._places.get((agent.tenant, agent.env))
+        shelves = self._scopes.get((agent.tenant, agent.env))
         if shelves is None:
             return ()
         if len(shelves) <= FEW_SHELVES:
             return [shelf for shelf in shelves.values() if shelf.concerns(agent)]
-        return [shelves[anchor] for anchor in anchors_of(agent) if anchor in shelves]
+        return [shelves[named] for named in properties_of(agent) if named in shelves]
 
     def _enter(self, entry: Entry[T]) -> None:
         queue = entry.queue
@@ -272,11 +271,11 @@ class WaitQueues(Generic[T]):
 
     def _open(self, key: QueueKey) -> Queue[T]:
         selector = key[0]
-        place, anchor = (selector.tenant, selector.env), selector.anchor
-        shelves = self._places.setdefault(place, {})
-        shelf = shelves.get(anchor)
+        scope, named = (selector.tenant, selector.env), property_of(selector)
+        shelves = self._scopes.setdefault(scope, {})
+        shelf = shelves.get(named)
         if shelf is None:
-            shelf = shelves[anchor] = Shelf(place, anchor)
+            shelf = shelves[named] = Shelf(scope, named)
         queue = self._queues[key] = shelf.queues[key] = Queue(key, shelf)
         return queue
 
@@ -286,7 +285,7 @@ class WaitQueues(Generic[T]):
         shelf = queue.shelf
         del shelf.queues[queue.key]
         if not shelf.queues:
-            shelves = self._places[shelf.place]
-            del shelves[shelf.anchor]
+            shelves = self._scopes[shelf.scope]
+            del shelves[shelf.property]
             if not shelves:
-                del self._places[shelf.place]
+                del self._scopes[shelf.scope]

@@ -25,6 +25,7 @@ SELECTORS = [
     Selector("t", "production", agent_id="a/2"),
     Selector("t", "production", capabilities=frozenset({"c"})),
     Selector("t", "production", version=">=2"),
+    Selector("t", "production", capabilities=frozenset({"c"}), labels=frozenset({("zone", "x")})),
     Selector("other", "production", agent_type="a"),
 ]
 OF_A = SELECTORS[0]
@@ -153,7 +154,7 @@ class Twin:
 steps = st.lists(
     st.tuples(
         st.sampled_from(["push", "push", "push", "take", "take", "remove", "wait", "head"]),
-        st.integers(0, 5),
+        st.integers(0, 6),
         st.sampled_from([HIGH, NORMAL, LOW]),
         st.sampled_from(["p", "q", "r"]),
         st.sampled_from([1.0, 4.0, 40.0, 400.0]),
@@ -239,6 +240,17 @@ def test_those_that_an_agent_failed_wait_for_another() -> None:
     push(queues, "rerouted", without=frozenset({"a/1"}))
     assert queues.take(A1, 0.0) is None
     assert queues.take(A2, 0.0) == "rerouted"
+
+
+def test_waiters_for_other_labels_cost_a_freed_slot_nothing() -> None:
+    queues: WaitQueues[str] = WaitQueues()
+    strange = [Selector("t", "production", agent_type="a", labels=frozenset({("n", str(n))})) for n in range(500)]
+    for number, selector in enumerate(strange):
+        push(queues, f"x{number}", selector=selector, level=HIGH)
+    push(queues, "mine", selector=SELECTORS[1])
+    shelves = {id(queues.shelf_of(selector)) for selector in strange}
+    assert len(shelves) == 500 and id(queues.shelf_of(SELECTORS[1])) not in shelves
+    assert queues.take(A1, 0.0) == "mine"
 
 
 # ---- ageing ----
@@ -364,7 +376,7 @@ def test_nothing_is_left_of_those_who_came_and_went() -> None:
     push(queues, "stays", time_s=1e6)
     shelf = queues.shelf_of(OF_A)
     for number in range(3000):
-        selector = Selector("t", "production", agent_type="a", labels=frozenset({("n", str(number))}))
+        selector = Selector("t", "production", agent_type="a", version=f"1.{number}")
         push(queues, f"x{number}", selector=selector, principal=f"p{number}", level=HIGH)
         queues.remove(f"x{number}")
         push(queues, f"y{number}", principal=f"p{number}", level=HIGH)
