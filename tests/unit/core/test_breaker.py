@@ -71,6 +71,13 @@ def test_more_failures_than_successes_of_ten_open_it_and_half_do_not() -> None:
     assert breaker.outcome(False, 5.0, 5.0)
 
 
+def test_the_tenth_outcome_shows_the_share_even_if_it_is_a_success() -> None:
+    breaker = Breaker()
+    for success in [False, False, False, True, False, False, False, True, True]:
+        assert not breaker.outcome(success, 5.0, 5.0)
+    assert breaker.outcome(True, 5.0, 5.0)
+
+
 def test_failures_that_are_older_than_the_window_are_forgotten() -> None:
     breaker = Breaker()
     for _ in range(3):

@@ -28,7 +28,7 @@ class Twin:
 
 steps = st.lists(
     st.tuples(
-        st.sampled_from(["request", "requests", "retry", "end", "wait", "forget"]),
+        st.sampled_from(["request", "requests", "retry", "retries", "end", "wait", "forget"]),
         st.sampled_from(["t1", "t2"]),
         st.sampled_from(["i1", "i2", "i3"]),
         st.floats(0, 3) | st.floats(0, 15),
@@ -53,6 +53,14 @@ def test_it_decides_like_one_who_remembers_everything(steps: list[tuple[str, str
                 budget.noted(target, instance, now)
                 twin.events.append(("retry", target, int(now)))
                 twin.running[instance] += 1
+        elif step == "retries":
+            for number in range(8):  # each over at once
+                allowed = budget.may_retry(target, f"short {number}", now)
+                assert allowed == twin.may_retry(target, f"short {number}", now)
+                if allowed:
+                    budget.noted(target, f"short {number}", now)
+                    budget.ended(f"short {number}")
+                    twin.events.append(("retry", target, int(now)))
         elif step == "end" and twin.running[instance]:
             budget.ended(instance)
             twin.running[instance] -= 1

@@ -242,6 +242,17 @@ def test_those_that_an_agent_failed_wait_for_another() -> None:
     assert queues.take(A2, 0.0) == "rerouted"
 
 
+def test_a_queue_whose_head_went_away_loses_its_place_before_others() -> None:
+    queues: WaitQueues[str] = WaitQueues()
+    other = frozenset({"b/9"})
+    push(queues, "1")
+    push(queues, "2", without=other)
+    push(queues, "3")
+    push(queues, "4", without=other)
+    queues.remove("2")
+    assert drained(queues) == ["1", "3", "4"]
+
+
 def test_waiters_for_other_labels_cost_a_freed_slot_nothing() -> None:
     queues: WaitQueues[str] = WaitQueues()
     strange = [Selector("t", "production", agent_type="a", labels=frozenset({("n", str(n))})) for n in range(500)]
