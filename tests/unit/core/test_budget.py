@@ -98,6 +98,19 @@ def test_a_target_with_few_requests_has_one_retry_a_second() -> None:
     assert granted == 10
 
 
+def test_a_pause_forgets_no_more_than_has_passed() -> None:
+    budget = RetryBudget()
+    for _ in range(100):
+        budget.requested("t", 0.5)
+    for tick in range(20):
+        assert budget.may_retry("t", "i", 5.5 + tick / 100)
+        budget.noted("t", "i", 5.5 + tick / 100)
+        budget.ended("i")
+    assert not budget.allows("t", 5.9)
+    assert not budget.allows("t", 14.9)  # the requests are out of the window, the retries are not
+    assert budget.allows("t", 15.0)
+
+
 def test_three_retries_are_under_way_at_one_instance_and_no_more() -> None:
     budget = RetryBudget()
     for _ in range(3):
