@@ -480,10 +480,14 @@ class BreakerInfo(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     TRIPS_FIELD_NUMBER: _builtins.int
     NEXT_PROBE_MS_FIELD_NUMBER: _builtins.int
+    ENV_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.str
     state: _builtins.str
+    """CLOSED (but it has tripped lately), OPEN, HALF_OPEN or RAMPING"""
     trips: _builtins.int
     next_probe_ms: _builtins.int
+    """until the next request may be tried there; 0: requests are let through now"""
+    env: _builtins.str
     def __init__(
         self,
         *,
@@ -491,10 +495,11 @@ class BreakerInfo(_message.Message):
         state: _builtins.str = ...,
         trips: _builtins.int = ...,
         next_probe_ms: _builtins.int = ...,
+        env: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "next_probe_ms", b"next_probe_ms", "state", b"state", "trips", b"trips"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "env", b"env", "next_probe_ms", b"next_probe_ms", "state", b"state", "trips", b"trips"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -529,15 +534,18 @@ class ResetBreakerRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     AGENT_ID_FIELD_NUMBER: _builtins.int
+    ENV_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.str
+    env: _builtins.str
     def __init__(
         self,
         *,
         agent_id: _builtins.str = ...,
+        env: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "env", b"env"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -564,17 +572,25 @@ class DrainAgentRequest(_message.Message):
 
     AGENT_ID_FIELD_NUMBER: _builtins.int
     ENV_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.str
     env: _builtins.str
+    reason: _builtins.str
+    """for the log and the agent's process"""
+    timeout_ms: _builtins.int
+    """for what runs to end; 0: the node's drain_timeout_s"""
     def __init__(
         self,
         *,
         agent_id: _builtins.str = ...,
         env: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        timeout_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "env", b"env"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "env", b"env", "reason", b"reason", "timeout_ms", b"timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -582,14 +598,32 @@ Global___DrainAgentRequest: _TypeAlias = DrainAgentRequest  # noqa: Y015
 
 @_typing.final
 class DrainAgentReply(_message.Message):
+    """The drain has begun; GetAgent says NO_ROUTE once it is over."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
+    IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    in_flight: _builtins.int
+    """requests that it still works on"""
+    sessions: _builtins.int
+    """conversations that it holds"""
+    timeout_ms: _builtins.int
+    incarnation: _builtins.bytes
+    """of the process that drains"""
     def __init__(
         self,
+        *,
+        in_flight: _builtins.int = ...,
+        sessions: _builtins.int = ...,
+        timeout_ms: _builtins.int = ...,
+        incarnation: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["in_flight", b"in_flight", "incarnation", b"incarnation", "sessions", b"sessions", "timeout_ms", b"timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -600,15 +634,23 @@ class DrainNodeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NODE_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
+    """empty: the node that is asked"""
+    reason: _builtins.str
+    timeout_ms: _builtins.int
+    """0: the node's drain_timeout_s"""
     def __init__(
         self,
         *,
         node_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        timeout_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id", "reason", b"reason", "timeout_ms", b"timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -616,14 +658,26 @@ Global___DrainNodeRequest: _TypeAlias = DrainNodeRequest  # noqa: Y015
 
 @_typing.final
 class DrainNodeReply(_message.Message):
+    """The drain has begun; the node's process ends when it is over."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    in_flight: _builtins.int
+    timeout_ms: _builtins.int
     def __init__(
         self,
+        *,
+        node_id: _builtins.str = ...,
+        in_flight: _builtins.int = ...,
+        timeout_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["in_flight", b"in_flight", "node_id", b"node_id", "timeout_ms", b"timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

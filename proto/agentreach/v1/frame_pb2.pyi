@@ -975,13 +975,20 @@ Global___Found: _TypeAlias = Found  # noqa: Y015
 
 @_typing.final
 class Drain(_message.Message):
+    """The node is leaving; with `agent_id`, only that agent shall: finish what it works on, then detach."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     PEERS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    AGENT_ID_FIELD_NUMBER: _builtins.int
+    ENV_FIELD_NUMBER: _builtins.int
     deadline_ms: _builtins.int
+    """until then; what still runs is cancelled"""
     reason: _builtins.str
+    agent_id: _builtins.str
+    env: _builtins.str
     @_builtins.property
     def peers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -990,10 +997,12 @@ class Drain(_message.Message):
         deadline_ms: _builtins.int = ...,
         peers: _abc.Iterable[_builtins.str] | None = ...,
         reason: _builtins.str = ...,
+        agent_id: _builtins.str = ...,
+        env: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "peers", b"peers", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "deadline_ms", b"deadline_ms", "env", b"env", "peers", b"peers", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
