@@ -64,10 +64,10 @@ async def act(data: Any, ctx: Context, name: str) -> Any:
     """What the agents of this module do with a request."""
     if not isinstance(data, dict):
         return data
-    if "block" in data:
-        time.sleep(data["block"])  # noqa: ASYNC251  # the fault it is made for
     if "sleep" in data:
         await asyncio.sleep(data["sleep"])
+    if "block" in data:
+        time.sleep(data["block"])  # noqa: ASYNC251  # the fault it is made for
     if data.get("forever"):
         await asyncio.Event().wait()
     if "raise" in data:
@@ -75,8 +75,8 @@ async def act(data: Any, ctx: Context, name: str) -> Any:
     return name if data.get("who") else data.get("n")
 
 
-def make(name: str, url: str, written: Path | None = None, **more: Any) -> Agent:
-    """An agent of this kind; `written`: the file of its runs."""
+def make(name: str, url: str, written: Path | None = None, topic: str = "", **more: Any) -> Agent:
+    """An agent of this kind; `written`: the file of its runs; `topic`: one whose events it takes, and writes down."""
     agent = Agent(name, url=url, **{"drain_timeout": 5.0, **more})
 
     @agent.handler
@@ -85,6 +85,14 @@ def make(name: str, url: str, written: Path | None = None, **more: Any) -> Agent
             with written.open("a") as runs:
                 runs.write(f"{data.get('n', '')}\n")
         return await act(data, ctx, agent.agent_id)
+
+    if topic:
+
+        @agent.on_event(topic)
+        async def hear(data: Any, ctx: Context) -> None:
+            if written is not None and isinstance(data, dict):
+                with written.open("a") as runs:
+                    runs.write(f"{data.get('n', '')}\n")
 
     @agent.on("stream")
     async def stream(data: Any, ctx: Context):  # type: ignore[no-untyped-def]  # a generator
@@ -158,10 +166,12 @@ def main() -> None:
     parser.add_argument("--max", type=int, default=0)
     parser.add_argument("--drain", type=float, default=5.0)
     parser.add_argument("--capabilities", default="")
+    parser.add_argument("--topic", default="")
     parser.add_argument("--collect", action="store_true", help="collect garbage all the time")
     options = parser.parse_args()
     agent = make(
-        options.name, options.url, options.written, max_concurrency=options.max, drain_timeout=options.drain,
+        options.name, options.url, options.written, options.topic,
+        max_concurrency=options.max, drain_timeout=options.drain,
         capabilities=[name for name in options.capabilities.split(",") if name],
     )  # fmt: skip
     if options.collect:
