@@ -1,4 +1,4 @@
-"""`reach` as its users run it; but SIGUSR2 makes it tell which tasks its loop has: a test sees that none is left over."""
+"""`reach` as its users run it; but SIGUSR2 makes it tell which tasks its loop has: a test sees none left over."""
 
 from __future__ import annotations
 
