@@ -216,6 +216,7 @@ def remove(state: State, peer: Peer, why: str, *, said_goodbye: bool = False) ->
         departures.dismiss(state, attachment, why, said_goodbye=said_goodbye)
     waiters.port_gone(state, peer, list(peer.requests.values()), said_goodbye=said_goodbye)
     events.drop_subscriptions(state, peer)
+    confirmed(state, peer.link.confirmed)  # by a frame that was not acted on: seen before, or the one that broke it
     for item in peer.link.outstanding():
         owner, item.owner = item.owner, None
         if isinstance(owner, Request):

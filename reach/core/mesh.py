@@ -64,8 +64,8 @@ def frame(state: State, peer: Peer, received: Frame, spent_ms: int) -> None:
     if signals:
         for signal in signals:
             _signal(state, peer, signal)
-        if peer.closing:
-            return
+            if peer.closing:  # nothing counts after a goodbye: what it asks for would be nobody's, for ever
+                return
         if link.signals_waiting > SIGNALS_WAITING_MAX:
             state.overrun.add(peer)
     envelopes = received.envelopes
