@@ -236,6 +236,8 @@ class Agent:
         host, lease = self._host, self._lease
         self._host = self._lease = None
         if host is not None:
+            if host.ordered is not None:
+                host.ordered.cancel()
             self.stuck = host.pool is not None and host.busy
             host.close()
             if lease is not None:

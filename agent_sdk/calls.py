@@ -11,9 +11,9 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from agent_sdk.errors import IdempotencyConflict, Internal, ReachError, Timeout, from_proto
+from agent_sdk.errors import ErrorCode, IdempotencyConflict, Internal, ReachError, ShuttingDown, Timeout, from_proto
 from agent_sdk.messages import Reply
-from agent_sdk.outgoing import NOT_FRESH, TIMEOUT_MS
+from agent_sdk.outgoing import NOT_FRESH, RESENT, TIMEOUT_MS
 from agentreach.aio.clock import boot_time
 from agentreach.policy.wheel import TimerWheel, Token
 from agentreach.v1 import envelope_pb2 as pb
@@ -137,12 +137,18 @@ class Calls:
         """The call under way with this id, if there is one."""
         return self._calls.get(message_id)
 
-    def begin(self, call: Call) -> None:
-        """Send a call and wait for its answer until shortly after its deadline."""
+    @property
+    def under_way(self) -> bool:
+        """True while a request that was sent is not answered."""
+        return any(call.item is not None for call in self._calls.values())
+
+    def begin(self, call: Call, kept: bool = False) -> None:
+        """Send a call and wait for its answer until shortly after its deadline; `kept`: it waits for the next node."""
         owner = self._owner
         self._calls[call.message_id] = call
         call.token = self._wheel.schedule(call, call.deadline + GRACE_S)
-        call.item = owner.send(call.data, call.priority)
+        if not kept:
+            call.item = owner.send(call.data, call.priority)
         if owner._ticker is None:
             owner.tick_on()
 
@@ -172,6 +178,9 @@ class Calls:
             error = from_proto(envelope.error, envelope.trace_id or call.trace_id)
             if call.item is not None and call.item.doubtful:
                 error.may_have_executed = True  # a node that has forgotten the request had it before this one
+            if self._owner.leaving and error.code is ErrorCode.SHUTTING_DOWN and not error.may_have_executed:
+                call.item = None  # the node has not taken it: the next one may
+                return
             if call.expected:
                 error.details.setdefault("items", str(call.expected))
             self._failed(call, error, now)
@@ -334,11 +343,15 @@ class Calls:
 
     def _overdue(self, call: Call, now: float) -> None:
         executed = call.may_have_executed
-        where = "sent, not answered" if executed else "not sent: no node was reached"
-        error = Timeout(
-            f"no answer from {call.target} in time; it was {where}", may_have_executed=executed, trace_id=call.trace_id
-        )
-        if not (call.joined and self._outlived(call, error, now)):
+        error: ReachError
+        if call.item is None and self._owner.leaving:
+            text = f"node {self._owner.node_id} is leaving, and no other took the request for {call.target} in time"
+            error = ShuttingDown(f"{text}; it was not started", retryable=True, trace_id=call.trace_id)
+        else:
+            where = "sent, not answered" if executed else "not sent: no node was reached"
+            text = f"no answer from {call.target} in time; it was {where}"
+            error = Timeout(text, may_have_executed=executed, trace_id=call.trace_id)
+        if not (call.joined and isinstance(error, Timeout) and self._outlived(call, error, now)):
             self.cancel(call)
             self._failed(call, error, now)
 
@@ -351,17 +364,20 @@ class Calls:
                 self._owner.link.withdraw(call.item)
 
     def after_restart(self) -> None:
-        """Send every pending request again, with the time that is left."""
+        """Send every pending request again, with the time that is left, and say that this is why.
+
+        A node that has just started then waits for the agents that are on their way back to it as well.
+        """
         now = boot_time()
         for call in list(self._calls.values()):
-            self._send_again(call, now)
+            self._send_again(call, now, RESENT)
 
-    def _send_again(self, call: Call, now: float) -> None:
+    def _send_again(self, call: Call, now: float, why: bytes = b"") -> None:
         left_ms = int((call.deadline - now) * 1000)
         if left_ms < 1:
             return  # its guard is due
         doubtful = call.may_have_executed
-        mark = NOT_FRESH if doubtful else b""
+        mark = why + NOT_FRESH if doubtful else why
         item = self._owner.send(b"".join((call.data, TIMEOUT_MS, varint(left_ms), mark)), call.priority)
         item.doubtful = doubtful
         call.item = item

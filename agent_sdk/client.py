@@ -264,7 +264,7 @@ class Mesh:
         call.priority, call.session, call.reader = lane, session, reader
         if not mark:
             call.content = (route.target, content)
-        owner.calls.begin(call)
+        owner.calls.begin(call, owner.leaving and work is None and not route.event)
         return call, None
 
     async def _wait_for_room(self, owner: MeshLink, timeout: float | None) -> float | None:

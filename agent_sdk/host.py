@@ -62,6 +62,8 @@ class Host:
         self.registered = asyncio.Event()  # set while the node knows the agent, and once there is a `failure`
         self.ready = asyncio.Event()  # set once the node would route to the agent, and once there is a `failure`
         self.draining = False
+        self.ordered: asyncio.Task[None] | None = None
+        """The drain that the node has ordered."""
         self.pool: ThreadPoolExecutor | None = None
         self._probes = Probes()
         self._pick = pick
@@ -112,7 +114,8 @@ class Host:
     def load(self, now: float) -> registry_pb2.AgentLoad:
         """What a heartbeat says of this agent."""
         idle_s = now - self._last_completed
-        return standing.load(self.record, self.draining, self._running, self._lanes.active, idle_s)
+        draining = self.draining or self.owner.moving
+        return standing.load(self.record, draining, self._running, self._lanes.active, idle_s)
 
     def probe(self, probe: frames.Probe) -> None:
         """Answer by the loop, or by a spare thread of the pool, that runs the handlers."""

@@ -18,6 +18,7 @@ MESSAGE_ID, PAYLOAD, CORRELATION_ID, ENTRY, TRACE_ID = b"\x0a", b"\x32", b"\x3a"
 TIMEOUT_MS, ATTEMPT = b"\x58", b"\x60"
 EPOCH, SEQUENCE, ERROR, TIMING, SESSION_ID = b"\xa8\x01", b"\xe0\x01", b"\xfa\x01", b"\x82\x02", b"\x9a\x01"
 FRESH, NOT_FRESH, MORE = b"\x68\x01", b"\x68\x00", b"\xe8\x01\x01"
+RESENT = b"\xc0\x02\x01"
 # A Payload of bytes: content_type, then the key of its body.
 _OCTETS = b"\x12\x18application/octet-stream\x1a"
 
@@ -43,9 +44,10 @@ def octets_field(data: bytes) -> bytes:
 class Route:
     """A target as it goes on the wire. `head` starts the envelope, `target` is what content is compared by."""
 
-    __slots__ = ("head", "target", "text")
+    __slots__ = ("event", "head", "target", "text")
 
-    def __init__(self, head: bytes, target: bytes, text: str) -> None:
+    def __init__(self, head: bytes, target: bytes, text: str, event: bool) -> None:
+        self.event = event
         self.head = head
         self.target = target
         self.text = text
@@ -105,16 +107,18 @@ class Routes:
 
     def broadcast(self, route: Route) -> Route:
         """The same target as an EVENT to every match."""
-        return Route(
-            route.head + field(b"\x2a", pb.Target(broadcast=True).SerializeToString()), route.target, route.text
-        )
+        broadcast = field(b"\x2a", pb.Target(broadcast=True).SerializeToString())
+        return Route(route.head + broadcast, route.target, route.text, True)
 
     def _route(self, type_: int, target: pb.Target) -> Route:
         head = pb.Envelope(type=type_, target=target, source=self.source)  # type: ignore[arg-type]  # an enum's number
         if self.env and self.env != names.DEFAULT_ENV:
             head.env = self.env
         return Route(
-            head.SerializeToString(deterministic=True), target.SerializeToString(deterministic=True), _text(target)
+            head.SerializeToString(deterministic=True),
+            target.SerializeToString(deterministic=True),
+            _text(target),
+            type_ == pb.EVENT,
         )
 
     def _remember(self, key: object, route: Route) -> None:

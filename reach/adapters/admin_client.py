@@ -78,6 +78,29 @@ class AdminClient:
         """The node that answers."""
         return await self._call("AdminService/GetNode", admin.GetNodeRequest(), admin.GetNodeReply)
 
+    async def get_agent(self, agent_id: str, env: str = "") -> registry.AgentRecord:
+        """One agent's record."""
+        request = registry.GetAgentRequest(agent_id=agent_id, env=env)
+        return await self._call("RegistryService/GetAgent", request, registry.AgentRecord)
+
+    async def drain_agent(self, request: admin.DrainAgentRequest) -> admin.DrainAgentReply:
+        """Have an agent finish and leave; returns when that has begun."""
+        return await self._call("AdminService/DrainAgent", request, admin.DrainAgentReply)
+
+    async def drain_node(self, request: admin.DrainNodeRequest) -> admin.DrainNodeReply:
+        """Have the node finish and end; returns when that has begun."""
+        return await self._call("AdminService/DrainNode", request, admin.DrainNodeReply)
+
+    async def list_breakers(self, limit: int) -> admin.ListBreakersReply:
+        """Breakers that are not closed, or have tripped lately."""
+        return await self._call(
+            "AdminService/ListBreakers", admin.ListBreakersRequest(limit=limit), admin.ListBreakersReply
+        )
+
+    async def reset_breaker(self, request: admin.ResetBreakerRequest) -> admin.ResetBreakerReply:
+        """Close an agent's breaker."""
+        return await self._call("AdminService/ResetBreaker", request, admin.ResetBreakerReply)
+
     async def _call(self, method: str, request: Message, reply_type: type[M]) -> M:
         while True:
             if self._channel is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from contextlib import AsyncExitStack
@@ -13,21 +14,25 @@ import click
 from reach.cli import ending, targets
 from reach.cli.ending import Ended, Exit
 from reach.cli.output import as_json, duration, note, print_json
+from reach.cli.times import Seconds
 
 if TYPE_CHECKING:
     from agent_sdk.errors import ReachError
 
 _TIMEOUT_S = 30.0
+_JSON_BEGINS = ("{", "[", '"')
 
 
 @click.command()
 @click.argument("data", required=False)
 @targets.target
 @click.option(
-    "--timeout", type=float, metavar="SECONDS", help=f"Time for the whole request.  [default: {_TIMEOUT_S:g}]"
+    "--timeout", type=Seconds(), metavar="SECONDS", help=f"Time for the whole request.  [default: {_TIMEOUT_S:g}]"
 )
 @click.option(
-    "--profile", type=click.Choice(targets.PROFILES, case_sensitive=False), help="Timeout and retries by name, instead."
+    "--profile",
+    type=click.Choice(targets.PROFILES, case_sensitive=False),
+    help="Timeout and retries by name. With --timeout as well, that bounds the whole.",
 )
 @click.option("--stream", is_flag=True, help="Print each item of a streamed reply as it comes.")
 @click.option("--strict-session", is_flag=True, help="Rather fail than go on without the conversation's state.")
@@ -63,9 +68,22 @@ def _value(data: str | None) -> Any:
         except UnicodeDecodeError as error:
             raise click.UsageError("standard input is neither JSON nor text") from error
     try:
-        return json.loads(data)
-    except (ValueError, RecursionError):
-        return data.rstrip("\n")
+        return json.loads(data, parse_constant=_no_number, parse_float=_number)
+    except (ValueError, RecursionError) as error:
+        text = data.rstrip("\n")
+        if text.lstrip()[:1] in _JSON_BEGINS:
+            why = f"{error}" if isinstance(error, ValueError) else "it is nested too deeply"
+            note(f"DATA looks like JSON, but is none ({why}): it is sent as text")
+        return text
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _no_number(text)
+
+
+def _no_number(text: str) -> float:
+    raise click.UsageError(f"{text} in DATA is no number that JSON has; as text, put it in quotes")
 
 
 def _request_options(how: dict[str, Any]) -> dict[str, Any]:
