@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, TypeVar
 
-from agent_sdk import connection
+from agent_sdk import arguments, connection
 from agent_sdk.client import Mesh
 from agent_sdk.draining import drain
 from agent_sdk.handlers import Handler
@@ -33,6 +33,7 @@ from agentreach.aio.transport import Transport
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1.registry_pb2 import AgentRecord
 from agentreach.wire import names
+from agentreach.wire.checks import CONCURRENCY_MAX, WEIGHT_MAX
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -74,17 +75,21 @@ class Agent:
         own_link: bool = False,
         transport: Transport | None = None,
     ) -> None:
+        if not isinstance(name_or_type, str):
+            raise TypeError(f"name_or_type must be text, got {name_or_type!r}")
         agent_type, slash, own = name_or_type.partition("/")
         fault = names.agent_type_fault(agent_type) or (names.agent_id_fault(name_or_type) if slash else None)
         if fault is not None:
             raise ValueError(f"agent {name_or_type!r}: {fault}")
-        if isinstance(capabilities, str):
-            raise TypeError("capabilities is a list of names, not one text")
-        for what, number in (("max_concurrency", max_concurrency), ("weight", weight)):
-            if number < 0:
-                raise ValueError(f"{what} must not be negative, got {number}")
-        if session_concurrency < 1:
-            raise ValueError(f"session_concurrency must be at least 1, got {session_concurrency}")
+        capabilities = arguments.names("capabilities", capabilities)
+        arguments.check_labels(labels)
+        arguments.check_whole("weight", weight, 1, WEIGHT_MAX)
+        arguments.check_whole("priority", priority, -(2**31), 2**31 - 1)
+        arguments.check_whole("max_concurrency", max_concurrency, 0, CONCURRENCY_MAX)
+        arguments.check_whole("session_concurrency", session_concurrency, 1, CONCURRENCY_MAX)
+        for what, text in (("version", version), ("env", env), ("description", description)):
+            arguments.check_text(what, text)
+        arguments.check_seconds("drain_timeout", drain_timeout)
         self._instance = own
         self._record = AgentRecord(
             agent_type=agent_type,

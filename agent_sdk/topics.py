@@ -127,6 +127,8 @@ class Topics:
         for inbox in self._inboxes:
             if inbox.key[0] == gap.agent_id and inbox.key[2] == gap.topic:
                 inbox.dropped += gap.dropped
+        if gap.agent_id:
+            log.warning("%s was too slow: the node dropped %d events of %r", gap.agent_id, gap.dropped, gap.topic)
 
     def on_unsubscribed(self, ended: frames.Unsubscribed) -> None:
         """The node does not give us these topics: `subscribe()` raises; for handlers of events it is asked again."""
