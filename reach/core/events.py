@@ -38,6 +38,19 @@ if TYPE_CHECKING:
 COUNTS = ("matched", "accepted", "dropped", "unknown")
 
 
+class Nobody:
+    """The `Port` of an event whose publisher is the node itself: nobody asks how many took it."""
+
+    streaming = False
+
+    def deliver(self, reply: bytes, priority: int, *, final: bool = True) -> Item | None:
+        """Let it go."""
+        return None
+
+
+NOBODY = Nobody()
+
+
 def publish(
     state: State, port: Port, who: Identity, envelope: Envelope, spent_ms: int, peer: Peer | None, caller_id: str
 ) -> None:
@@ -68,7 +81,28 @@ def publish(
     envelope.ClearField("entry")
     envelope.ClearField("actors")
     env = normalise_env(envelope.env)
-    for subscriber, agent_id in list(_receivers(state, envelope, who, env)):
+    _spread(state, publishing, list(_receivers(state, envelope, who, env)), envelope, parent)
+
+
+def call_back(state: State, envelope: Envelope, parent: Lineage | None) -> int:
+    """Send a CALLBACK, made by this node, to its topic's subscribers; returns how many there are.
+
+    `parent` is the call that it is the outcome of: what the subscribers' handlers do is part of that call's tree.
+    """
+    publishing = Publishing(NOBODY, envelope, state.now + state.rules.publish_timeout_s)
+    key = (envelope.tenant, envelope.env, envelope.target.topic)
+    _spread(state, publishing, list(state.topics.subscribers(key)), envelope, parent)
+    return publishing.matched
+
+
+def _spread(
+    state: State,
+    publishing: Publishing,
+    receivers: list[tuple[Peer, str]],
+    envelope: Envelope,
+    parent: Lineage | None,
+) -> None:
+    for subscriber, agent_id in receivers:
         _send(state, publishing, subscriber, agent_id, envelope, parent)
     state.stats.events_published += 1
     if publishing.items:
@@ -115,7 +149,12 @@ def _send(
             state.log("warning", "loop of events cut", envelope.trace_id, path=fault.details["path"], kind=kind)
             publishing.dropped += 1
             return
-    hop = Hop(agent_id=agent_id or peer.caller_id, message_id=envelope.message_id, dedup_key=envelope.dedup_key)
+    hop = Hop(
+        agent_id=agent_id or peer.caller_id,
+        message_id=envelope.message_id,
+        dedup_key=envelope.dedup_key,
+        detached=True,  # an event waits for nobody
+    )
     deadline_unix_ms = int(state.unix * 1000) + limits.TIMEOUT_MS_MAX
     lineage = Lineage(
         message_id=envelope.message_id,

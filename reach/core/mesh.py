@@ -18,6 +18,7 @@ from agentreach.wire.names import normalise_env
 from reach.core import (
     admit,
     arrivals,
+    callbacks,
     credit,
     deadlines,
     departures,
@@ -123,6 +124,7 @@ def tick(state: State) -> None:
                 item.timer = None
                 events.finish(state, item)
     state.replay.expire(state.now)
+    state.dead_letters.expire(state.now)
     state.traces.expire(state.now)
 
 
@@ -134,6 +136,8 @@ def next_tick_at(state: State) -> float | None:
 
 def finish_step(state: State) -> None:
     """End of a step: part with links that take nothing, let sessions go on whose lane, slot or owner changed."""
+    if state.callbacks.over:
+        callbacks.end_over(state)
     while state.overrun:
         peer = state.overrun.pop()
         if not peer.closing:

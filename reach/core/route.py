@@ -16,7 +16,7 @@ from agentreach.v1.envelope_pb2 import Envelope, Target
 from agentreach.v1.error_pb2 import Error
 from agentreach.v1.peer_pb2 import Lineage
 from agentreach.wire.errors import failure
-from reach.core import balance, health, loops, sessions, settle, writing
+from reach.core import balance, deadletters, health, loops, sessions, settle, writing
 from reach.core.agents import FULL, Agent
 from reach.core.requests import Attachment, MessageKey, Request, Stage
 
@@ -33,7 +33,8 @@ def route(
 ) -> None:
     """Find the agent for a request and hand it over; a session's request goes to its lane first."""
     if parent is not None:
-        request.ancestors = loops.ancestors(parent.path)
+        if not envelope.reply_topic:  # else its sender does not wait for it
+            request.ancestors = loops.ancestors(parent.path)
     if envelope.session_id:
         sessions.enter(state, request, envelope, parent)
         return
@@ -112,6 +113,7 @@ def hand_over(
             kind = "hop_limit" if fault.code == codes.HOP_LIMIT else "loop_detected"
             state.stats.loops[kind] += 1
             state.log("warning", "loop cut", request.trace_id, path=fault.details["path"], kind=kind)
+            deadletters.bury(state, request, fault, envelope.SerializeToString())
             settle.fail(state, request, fault)
             return
     now = state.now

@@ -38,6 +38,9 @@ class Rules:
     replay_s: float = 300.0
     replay_entries_max: int = 100_000
     replay_bytes_max: int = 64 << 20
+    dead_letters_max: int = 1_000
+    dead_letters_bytes_max: int = 16 << 20
+    dead_letters_s: float = 86_400.0
     trace_recent_max: int = 50_000
     trace_kept_max: int = 10_000
     trace_kept_s: float = 900.0

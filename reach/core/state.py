@@ -11,6 +11,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 from agentreach.policy.wheel import TimerWheel
+from reach.core.callback_book import CallbackBook
+from reach.core.dead_letter_book import DeadLetterBook
 from reach.core.directory import Directory
 from reach.core.effects import Effect, LogLine
 from reach.core.lineage import LineageKeys
@@ -87,6 +89,13 @@ class State:
             entries_max=rules.replay_entries_max,
             bytes_max=rules.replay_bytes_max,
             unix_offset_s=unix - now,
+        )
+        self.callbacks = CallbackBook(age_s=rules.replay_s, entries_max=rules.replay_entries_max)
+        self.dead_letters = DeadLetterBook(
+            entries_max=rules.dead_letters_max,
+            bytes_max=rules.dead_letters_bytes_max,
+            age_s=rules.dead_letters_s,
+            counts=self.stats.dead_letters,
         )
         self.origins: dict[tuple[str, str, str], tuple[bytes, bytes]] = {}
         """By (tenant, principal, env): what `writing` puts into every delivery of theirs."""

@@ -232,6 +232,20 @@ class Config:
         64 << 20, "bytes", 0, 16 << 30, "Bytes of outcomes kept.", "copies under load find nothing", "memory",
     )  # fmt: skip
 
+    # Dead letters
+    dead_letters_max: int = _number(
+        1_000, "", 0, 1_000_000, "Requests that the mesh gave up kept for `reach dead`; 0: none.",
+        "a burst of failures pushes out what nobody has looked at", "memory: about 2 KiB each and their payloads",
+    )  # fmt: skip
+    dead_letters_bytes_max: int = _number(
+        16 << 20, "bytes", 0, 16 << 30, "Bytes of these, payloads included; the oldest give way.",
+        "requests with large payloads are not kept", "memory",
+    )  # fmt: skip
+    dead_letters_s: float = _number(
+        86_400.0, "s", 1, 31_536_000, "How long they are kept.",
+        "they are gone before anybody looks", "payloads that should be forgotten are kept",
+    )  # fmt: skip
+
     # Traces
     trace_recent_max: int = _number(
         50_000, "", 0, 5_000_000, "Messages whose stages are kept.", "`reach trace` finds nothing under load",

@@ -313,13 +313,3 @@ def test_a_caller_that_takes_no_replies_ends_with_slow_consumer_and_nobody_else_
     agent.answer(good)
     assert caller.text_of(good) == "ok"
     core.assert_settled()
-
-
-def test_a_callback_is_refused_and_not_silently_forgotten() -> None:
-    core = CoreMesh()
-    core.agent()
-    caller = core.caller()
-    message = caller.request(reply_topic="answers/mine")
-    assert caller.error_of(message).code == codes.INVALID_ENVELOPE
-    assert "reply_topic" in caller.error_of(message).message
-    core.assert_settled()

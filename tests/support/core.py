@@ -63,6 +63,7 @@ class Process:
         """By entry: requests that it has not answered."""
         self.cancels: list[Envelope] = []
         self.events: list[Envelope] = []
+        self.callbacks: list[Envelope] = []
         self.replies: list[Envelope] = []
         self.signals: list[Signal] = []
         self.sent: dict[str, Item] = {}
@@ -294,6 +295,8 @@ class Process:
                 self.answer(held, error=failure(codes.CANCELLED, "cancelled"), pump=False)
         elif kind == pb.EVENT:
             self.events.append(envelope)
+        elif kind == pb.CALLBACK:
+            self.callbacks.append(envelope)
         else:
             assert kind == pb.RESPONSE, kind
             self.replies.append(envelope)
