@@ -120,12 +120,15 @@ class TwoEnds(RuleBasedStateMachine):
     def arrive(self, side: int, frame: Frame) -> None:
         link = self.links[side]
         last = link.last_accepted
+        breaks = link._next_seq <= frame.ack or frame.seq > last + 1 or (frame.seq == 0 and len(frame.envelopes) > 0)
         try:
             acts = link.receive(frame, self.now)
         except LinkError:
+            assert breaks
             self.check_books()
             self.restart()  # what both shells do after goodbye PROTOCOL_ERROR
             return
+        assert not breaks
         assert acts is (frame.seq in (0, last + 1))
         assert link.last_accepted == (last + 1 if acts and frame.seq else last)
         if acts:
