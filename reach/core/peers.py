@@ -69,8 +69,8 @@ class Peer:
         self.subscriptions: set[Subscription] = set()
         self.event_items: deque[Item] = deque()
         """Events in the outbox, oldest first: what a slow subscriber loses."""
-        self.gaps: dict[str, int] = {}
-        """Events dropped by topic, not yet told."""
+        self.gaps: dict[tuple[str, str], int] = {}
+        """Events dropped by (agent_id, topic), not yet told; the agent_id is empty for the process's caller."""
         self.stream: object = None
         """The current stream, opaque to the core: the engine wakes its outlet."""
         self.connected = True

@@ -56,7 +56,8 @@ async def test_a_node_that_forgot_the_link_gets_pending_requests_again_in_order_
     await eventually(lambda: len(node.sessions) == 1 and len(node.session.envelopes) == 4)
     again = node.session.envelopes
     assert [e.message_id for e in again] == [e.message_id for e in first.envelopes]
-    assert not any(e.fresh for e in again)
+    assert not any(e.fresh for e in again) and all(e.resent for e in again)
+    assert not any(e.resent for e in first.envelopes)
     assert all(0 < e.timeout_ms < 20_000 for e in again)
     for call in (*calls, fresh):
         call.cancel()
