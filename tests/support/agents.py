@@ -79,23 +79,25 @@ def make(name: str, url: str, written: Path | None = None, topic: str = "", **mo
     """An agent of this kind; `written`: the file of its runs; `topic`: one whose events it takes, and writes down."""
     agent = Agent(name, url=url, **{"drain_timeout": 5.0, **more})
 
+    def write_down(data: Any) -> None:
+        if written is not None and isinstance(data, dict):
+            with written.open("a") as runs:  # one write at the end of the file: many processes may share it
+                runs.write(f"{data.get('n', '')}\n")
+
     @agent.handler
     async def work(data: Any, ctx: Context) -> Any:
-        if written is not None and isinstance(data, dict):
-            with written.open("a") as runs:
-                runs.write(f"{data.get('n', '')}\n")
+        write_down(data)
         return await act(data, ctx, agent.agent_id)
 
     if topic:
 
         @agent.on_event(topic)
         async def hear(data: Any, ctx: Context) -> None:
-            if written is not None and isinstance(data, dict):
-                with written.open("a") as runs:
-                    runs.write(f"{data.get('n', '')}\n")
+            write_down(data)
 
     @agent.on("stream")
     async def stream(data: Any, ctx: Context):  # type: ignore[no-untyped-def]  # a generator
+        write_down(data)
         for number in range(data["stream"]):
             yield number
             await asyncio.sleep(data.get("pause", 0))
