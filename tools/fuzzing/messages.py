@@ -29,10 +29,9 @@ _INTEGERS = (0, 1, 2, 3, 7, 10, 64, 100, 200, 256, 1000, 5000, 30_000, 600_000)
 _FLOATS = (0.0, 0.5, 1.0, -1.0, 1e308, -1e308, 5e-324, float("nan"), float("inf"), float("-inf"), 2.0**53, 2.0**63)
 _TEXTS = (
     "", "a", "A", "a/b", "a/b/c", "/", "caller/x", "caller", "production", "staging", " ", "a b", "\x00", "a\x00b",
-    "\x1b[2J", "\x7f", "\x85", "\n", "é", "ﬁ", "\U0010ffff", "\u202e", "{}", "{", "null", "NaN", "%s", "../..", "x" * 63, "x" * 64,
-    "x" * 129, "x" * 257, "é" * 200, "1.0", ">=1,<2", "==1.*", "===x", "~=1",
-    "1!2.3rc1.post4.dev5+local", "<", ">=",
-    "application/json", "text/plain", "application/octet-stream",
+    "\x1b[2J", "\x7f", "\x85", "\n", "é", "ﬁ", "\U0010ffff", "\u202e", "{}", "{", "null", "NaN", "%s", "../..",
+    "x" * 63, "x" * 64, "x" * 129, "x" * 257, "é" * 200, "1.0", ">=1,<2", "==1.*", "===x", "~=1",
+    "1!2.3rc1.post4.dev5+local", "<", ">=", "application/json", "text/plain", "application/octet-stream",
 )  # fmt: skip
 _BLOBS = (b"", b"\x00", b"\xff" * 16, b"{}", b"{", b"NaN", b"\xff\xfe", b"x" * 33, b"\x01" + b"\x00" * 40, b"0" * 300)
 
