@@ -181,8 +181,6 @@ class Calls:
             if self._owner.leaving and error.code is ErrorCode.SHUTTING_DOWN and not error.may_have_executed:
                 call.item = None  # the node has not taken it: the next one may
                 return
-            if call.expected:
-                error.details.setdefault("items", str(call.expected))
             self._failed(call, error, now)
         elif envelope.more or call.expected or call.reader is not None:
             self._item(call, envelope, now)
@@ -268,6 +266,8 @@ class Calls:
         if call.joined and isinstance(error, Timeout) and self._outlived(call, error, now):
             return
         self._end(call)
+        if call.expected:
+            error.details.setdefault("items", str(call.expected))
         if call.reader is not None:
             call.reader.end(error)
             return
