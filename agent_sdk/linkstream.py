@@ -313,7 +313,8 @@ class LinkStream:
 
     def _goodbye(self, goodbye: frames.Goodbye) -> None:
         codes = frames.Goodbye
-        self.reason = f"the node says goodbye: {codes.Code.Name(goodbye.code)} {goodbye.reason}".rstrip()
+        name = codes.Code.Name(goodbye.code) if goodbye.code in codes.Code.values() else f"code {goodbye.code}"
+        self.reason = f"the node says goodbye: {name} {goodbye.reason}".rstrip()
         self._ended = ending.by_goodbye(goodbye, self._owner.elsewhere, incarnation()) or self._ended
         if goodbye.code == codes.PROTOCOL_ERROR:
             log.error("%s", self.reason)
