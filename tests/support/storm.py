@@ -41,6 +41,7 @@ class Storm:
         self.node, self.book = node, book
         self.log: list[str] = [f"seed {seed}"]
         self._rng = random.Random(seed)
+        self._asked_rng = random.Random(~seed)  # of its own: how many are asked must not change the faults
         self._began = time.monotonic()
         self._agents: list[AgentProcess] = []
         self._ways: list[FaultProxy] = []
@@ -87,7 +88,7 @@ class Storm:
                 await usable(mesh, limit_s=BACK_S, agent_id=f"{KIND}/{number}")
 
     async def _ask_on(self, over_at: float) -> None:
-        rng = self._rng
+        rng = self._asked_rng
         while time.monotonic() < over_at:
             mesh, sleep_s = rng.choice(self._meshes), rng.choice((0.0, 0.0, 0.05, 0.3, 1.0))
             match rng.randrange(5):
@@ -137,7 +138,7 @@ class Storm:
 
     def _way_fault(self, way: FaultProxy) -> tuple[Fault, str]:
         rng = self._rng
-        for_s, ways = rng.uniform(0.1, 2.5), rng.choice((UP, DOWN, BOTH))
+        for_s, (named, ways) = rng.uniform(0.1, 2.5), rng.choice((("up", UP), ("down", DOWN), ("both ways", BOTH)))
         faults: dict[str, Callable[[], None]] = {
             "reset": way.reset,
             "half-close": lambda: way.half_close(ways),
@@ -153,7 +154,7 @@ class Storm:
             await asyncio.sleep(for_s)
             way.heal()
 
-        return fault, f"{what} ({ways}) for {for_s:.1f} s"
+        return fault, f"{what} ({named}) for {for_s:.1f} s"
 
     async def _restart_node(self) -> None:
         await self.node.end(signal.SIGKILL)
