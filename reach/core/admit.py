@@ -16,7 +16,7 @@ from agentreach.wire.checks import request_fault
 from agentreach.wire.content import content_digest
 from agentreach.wire.errors import failure
 from agentreach.wire.names import normalise_env
-from reach.core import callbacks, deadlines, outcomes, route, settle, waiters
+from reach.core import callbacks, credit, deadlines, outcomes, route, settle, waiters
 from reach.core.lineage import Forged, expired
 from reach.core.profiles import whole_timeout_ms
 from reach.core.replay import Conflict, Elsewhere, Stored, TooOld
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from reach.core.state import State
 
 ECHOED_CHARS_MAX = 4096  # of a message_id that is too long: its sender still knows by it what was refused
-ITEMS_UNBOUNDED = 1 << 32
 
 PRIORITY_LANE = {pb.PRIORITY_UNSPECIFIED: 1, pb.HIGH: 0, pb.NORMAL: 1, pb.LOW: 2}
 
@@ -273,7 +272,7 @@ def _replayed(state: State, port: Port, envelope: Envelope, key: MessageKey, lef
             state.stats.duplicates["replayed"] += 1
             request = open_request(state, port, envelope, key, left_s, waiters.peer_of(port), False)
             request.reentrant = True  # it is answered from the agent's table: that takes no slot
-            request.credit = ITEMS_UNBOUNDED  # the items of a streamed reply come as they were kept
+            request.credit = credit.UNBOUNDED  # the items of a streamed reply come as they were kept
             route.hand_over(state, request, envelope, attachment, None)
             if isinstance(port, callbacks.Callback):
                 port.accept(envelope, key, request)

@@ -141,7 +141,7 @@ def _send(
     publishing.matched += 1
     hop_count = parent.hop_count if parent is not None else 0
     path = parent.path if parent is not None else ()
-    if hop_count:
+    if hop_count and envelope.type != pb.CALLBACK:  # what was accepted is told; whoever calls on from there is cut
         agent_type = agent_id.partition("/")[0]
         fault = loops.check_hop(path, hop_count, agent_type, envelope.dedup_key, state.loop_limits)
         if fault is not None:

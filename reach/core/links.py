@@ -13,7 +13,7 @@ from agentreach.v1 import frame_pb2 as pb
 from agentreach.v1.frame_pb2 import Signal
 from agentreach.wire import limits
 from agentreach.wire.names import is_name, normalise_env
-from reach.core import arrivals, credit, departures, events, health, heartbeats, losses, outcomes, waiters
+from reach.core import arrivals, credit, departures, drains, events, health, heartbeats, losses, outcomes, waiters
 from reach.core.effects import EndStream
 from reach.core.peers import Peer
 from reach.core.requests import Request
@@ -108,6 +108,8 @@ def welcome(state: State, peer: Peer, arrival: arrivals.Arrival) -> None:
     )
     peer.welcomed = True
     peer.link.signal(Signal(welcome=message))
+    if state.draining and not arrival.resumed:
+        drains.tell(state, peer)
     state.woken.add(peer)
 
 
@@ -223,4 +225,5 @@ def remove(state: State, peer: Peer, why: str, *, said_goodbye: bool = False) ->
             outcomes.keep_unconfirmed(state, owner)
         elif isinstance(owner, Publishing) and item.seq == 0:
             events.never_sent(state, owner, item)
+    peer.link.give_up()
     state.log("info", "link closed", link=peer.link_id, why=why)

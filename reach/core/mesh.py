@@ -22,6 +22,7 @@ from reach.core import (
     credit,
     deadlines,
     departures,
+    drains,
     events,
     health,
     heartbeats,
@@ -29,8 +30,12 @@ from reach.core import (
     links,
     owners,
     replies,
+    returning,
     waiters,
+    waiting,
 )
+from reach.core.brought import Returning
+from reach.core.drains import Drain
 from reach.core.lanes import Lane
 from reach.core.peers import Peer
 from reach.core.requests import Attachment, Request, Stage
@@ -123,6 +128,12 @@ def tick(state: State) -> None:
             case Publishing():
                 item.timer = None
                 events.finish(state, item)
+            case Returning():
+                returning.on_timer(state, item)
+            case Drain():
+                drains.on_timer(state, item)
+    if len(state.returning.held):
+        returning.expire(state)
     state.replay.expire(state.now)
     state.dead_letters.expire(state.now)
     state.traces.expire(state.now)
@@ -144,8 +155,14 @@ def finish_step(state: State) -> None:
             state.stats.slow_consumers += 1
             why = "its outbox is full of what it does not take"
             links.farewell(state, peer, frame_pb2.Goodbye.SLOW_CONSUMER, why)
-    if state.lanes_ready:
-        lanes.drain_ready(state)
+    directory = state.directory
+    while state.lanes_ready or directory.freed or directory.shrunk:
+        if state.lanes_ready:
+            lanes.drain_ready(state)
+        if directory.freed:
+            waiting.serve(state)
+        if directory.shrunk:
+            waiting.recheck(state)
 
 
 # ---- signals ----

@@ -10,6 +10,7 @@ from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
+from agentreach.v1.error_pb2 import Error
 from agentreach.wire.limits import STREAM_CREDIT_INITIAL
 from agentreach.wire.outbox import Item
 from reach.core.writing import recipient_fields
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from agentreach.policy.wheel import Token
     from agentreach.v1.peer_pb2 import Lineage
     from reach.core.agents import Agent
+    from reach.core.brought import Held
+    from reach.core.drains import Drain
     from reach.core.lanes import Lane
     from reach.core.peers import Peer
     from reach.core.stats import TypeStats
@@ -62,7 +65,8 @@ class Stage(Enum):
     """How far a request is; decides what an error says and whether it may have executed."""
 
     ADMITTED = "admitted"
-    QUEUED = "queued"  # in its session's lane
+    QUEUED = "queued"  # in its session's lane, or for a slot of its selector
+    BETWEEN = "between"  # two attempts: one failed, the next has its time
     DELIVERED = "delivered"  # in the outbox of the agent's link or beyond
     SETTLED = "settled"  # answered; the slot waits for the agent to confirm the end
 
@@ -116,6 +120,31 @@ class Request:
     timer: Token | None = None
     lost_at = 0.0
     """When the agent's link was cut under this attempt; 0 while it is up."""
+    # What follows is of those that need more than one attempt, or wait for their first.
+    retriable = True
+    """False where another agent cannot know the answer: the one it is sent to has it."""
+    attempt_until = 0.0
+    """When the time of the current attempt is over; 0: it has all that is left."""
+    retry_at = 0.0
+    """When the next attempt may be made, or the excluded ones are thought of again; 0: nothing is planned."""
+    excluded: frozenset[str] = frozenset()
+    """Agents that failed it."""
+    same_at = 0.0
+    """From when on one of these may get it again; 0: never."""
+    fruitless = 0
+    """How often nobody was there for its next attempt."""
+    exhausted = False
+    """It is a TASK that failed as often as it may."""
+    ran = False
+    """An earlier attempt may have executed."""
+    judged = False
+    """The breaker of its current agent has been told."""
+    last_error: Error | None = None
+    """What the attempt before ended with."""
+    budgeted: Attachment | None = None
+    """Where the retry budget counts its current attempt."""
+    in_queue = False
+    """It waits for a slot in `State.queue`."""
 
     def __init__(
         self,
@@ -145,6 +174,11 @@ class Request:
         self.fresh = fresh
         self.idempotent = idempotent
 
+    @property
+    def is_settled(self) -> bool:
+        """True once its outcome was told."""
+        return self.stage is Stage.SETTLED
+
     def note(self, name: str, at: float, detail: str = "") -> None:
         """Add a stage to its trace; a peer that repeats itself for ever is not heard for ever."""
         if len(self.notes) < NOTES_MAX:
@@ -158,6 +192,8 @@ class Attachment:
         "agent",
         "attached_at",
         "attempts",
+        "drain",
+        "held",
         "lanes_waiting",
         "look_at",
         "missed_probes",
@@ -180,6 +216,8 @@ class Attachment:
         self.recipient = recipient_fields(agent.agent_id)
         self.attached_at = now
         self.attempts: dict[int, Request] = {}
+        self.held: dict[str, Held] = {}
+        """By message_id: what it runs for another life of this node, or of this link."""
         self.lanes_waiting: deque[Lane] = deque()
         """Lanes of this owner's sessions that wait for a slot, served in turn."""
         self.pinned: set[Lane] = set()
@@ -195,6 +233,8 @@ class Attachment:
         self.probed_at = 0.0
         self.missed_probes = 0
         self.unreachable_since = 0.0
+        self.drain: Drain | None = None
+        """An operator's order to leave."""
         self.timer: Token | None = None
         self.look_at = 0.0
         """When it is looked after next."""

@@ -7,10 +7,14 @@ health. They run synchronously, a whole frame at a time, and leave what must hap
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Protocol
 
 from agentreach.policy.wheel import TimerWheel
+from agentreach.wire.outbox import Shared
+from reach.core.breaker import Breaker
+from reach.core.brought import Returning
+from reach.core.budget import RetryBudget
 from reach.core.callback_book import CallbackBook
 from reach.core.dead_letter_book import DeadLetterBook
 from reach.core.directory import Directory
@@ -23,10 +27,12 @@ from reach.core.selector import Aliases
 from reach.core.stats import Stats
 from reach.core.topics import Topics
 from reach.core.trace import TraceBook
+from reach.core.waitqueue import WaitQueues
 from reach.core.writing import origin_fields
 
 if TYPE_CHECKING:
     from reach.core.calls import Call
+    from reach.core.drains import Drain
     from reach.core.lanes import Lane, LaneKey
     from reach.core.peers import Peer
     from reach.core.ports import Identity
@@ -100,19 +106,31 @@ class State:
         self.origins: dict[tuple[str, str, str], tuple[bytes, bytes]] = {}
         """By (tenant, principal, env): what `writing` puts into every delivery of theirs."""
         self.wheel: TimerWheel[Request] = TimerWheel()
-        self.checks: TimerWheel[Peer | Attachment | Lane | Publishing] = TimerWheel(tick_s=0.05)
+        self.checks: TimerWheel[Peer | Attachment | Lane | Publishing | Drain | Returning] = TimerWheel(tick_s=0.05)
         self.requests: dict[int, Request] = {}
         self.by_key: dict[MessageKey, Request] = {}
         self.unsettled = 0
         """Requests in flight: those in `requests` that are not settled."""
         self.next_number = 1
+        self.outboxes = Shared(rules.outboxes_bytes_max)
+        """What all links hold together."""
         self.peers: dict[str, Peer] = {}
         self.tokens: dict[bytes, Peer] = {}
         self.lanes: dict[LaneKey, Lane] = {}
         self.lanes_ready: deque[Lane] = deque()
         self.topics = Topics()
+        self.budget = RetryBudget()
+        self.queue: WaitQueues[Request] = WaitQueues(
+            entries_max=rules.queue_max, selector_max=rules.queue_selector_max, bytes_max=rules.queue_bytes_max
+        )
+        """Requests that wait for a slot."""
+        self.breakers_left: OrderedDict[tuple[str, str, str, bytes], Breaker] = OrderedDict()
+        """By (tenant, env, agent_id, incarnation): of agents that left while theirs was not at rest."""
+        self.returning = Returning(now, unix, rules.resume_window_s)
         self._failures_in = self._failures = 0
         self.draining = False
+        self.leaves_at = 0.0
+        """When a draining node ends what then still runs."""
         self.arriving: dict[tuple[str, str, str], tuple[Identity, int]] = {}
         """By (tenant, env, agent_id): whose registrations the store has not answered yet, and how many."""
         self.overrun: set[Peer] = set()
