@@ -113,9 +113,8 @@ class Host:
 
     def load(self, now: float) -> registry_pb2.AgentLoad:
         """What a heartbeat says of this agent."""
-        idle_s = now - self._last_completed
         draining = self.draining or self.owner.moving
-        return standing.load(self.record, draining, self._running, self._lanes.active, idle_s)
+        return standing.load(self.record, draining, self._running, self._lanes.active, now - self._last_completed)
 
     def probe(self, probe: frames.Probe) -> None:
         """Answer by the loop, or by a spare thread of the pool, that runs the handlers."""
@@ -325,6 +324,8 @@ class Host:
         finally:  # whatever goes wrong, the place is free again
             for following in self._lanes.release(work):
                 self._start(following)
+            if work.cancelled:
+                self.owner.beat()
             self._settled()
 
     def answer(self, work: Work, core: bytes, tail: bytes = b"", now: float = 0.0) -> None:

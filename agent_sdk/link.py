@@ -356,6 +356,11 @@ class MeshLink:
         if self.hosts.get(host.agent_id) is host and not host.registered.is_set():
             self.attach_again(host)
 
+    def beat(self) -> None:
+        """Send a heartbeat soon if the last one told of more leftovers than there are."""
+        if self.up and self._stream is not None:
+            self._stream.beat_soon()
+
     def probed(self, host: Host) -> None:
         """An agent's answer to a probe was put on the link."""
         if not host.ready.is_set() and self.up and self._stream is not None:

@@ -55,6 +55,7 @@ class LinkStream:
         self._heard = boot_time()
         self._interval_s = 10.0
         self._heartbeat: asyncio.TimerHandle | None = None
+        self._leftovers_told = False
         self._limit: asyncio.TimerHandle | None = None
         self._drain: asyncio.Task[None] | None = None
         self.reason = ""
@@ -238,15 +239,9 @@ class LinkStream:
                     if host is not None:
                         host.deliver(envelope, now, lost_ms, kind)
                     elif kind != pb.CANCEL:
-                        self._nobody(envelope)
+                        owner.send(refusal(envelope, "CONNECT_FAILED", f"{envelope.recipient} is not served here"))
             except Exception:  # one envelope must not end the link for the others
                 log.exception("an envelope could not be handled")
-
-    def _nobody(self, envelope: pb.Envelope) -> None:
-        """Answer a request for an agent that has just been detached."""
-        self._owner.send(
-            refusal(envelope, "CONNECT_FAILED", f"{envelope.recipient} is no longer served by this process")
-        )
 
     def _signals(self, frame: frames.Frame) -> None:
         for signal in frame.signals:
@@ -371,6 +366,13 @@ class LinkStream:
             self._readiness.sent()
             self._owner.signal(frames.Signal(heartbeat=frames.Heartbeat()))
 
+    def beat_soon(self) -> None:
+        """A handler that outlived its cancel has ended: if the node was told of it, it counts a slot too many."""
+        if self._heartbeat is not None and self._leftovers_told:
+            self._leftovers_told = False
+            self._heartbeat.cancel()
+            self._heartbeat = self._owner.loop.call_later(0, self._beat)
+
     def _beat(self) -> None:
         owner = self._owner
         now = boot_time()
@@ -379,6 +381,7 @@ class LinkStream:
             self._stream.cancel()
             return
         loads = [host.load(now) for host in owner.hosts.values()]
+        self._leftovers_told = any(load.leftovers for load in loads)
         self._readiness.sent()
         owner.signal(frames.Signal(heartbeat=frames.Heartbeat(agents=loads)))
         self._heartbeat = owner.loop.call_later(self._interval_s, self._beat)

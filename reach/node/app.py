@@ -26,6 +26,7 @@ from reach.adapters.grpc_server.server import GrpcServer
 from reach.adapters.http_server import HttpServer
 from reach.adapters.memory_store import MemoryStore
 from reach.adapters.metrics import make_registry, render
+from reach.core import returning
 from reach.core.lineage import LineageKeys
 from reach.core.rules import Rules
 from reach.core.state import State
@@ -112,6 +113,8 @@ async def running(config: Config) -> AsyncIterator[Node]:
             record.http_address = node.http_address = http.address
         await registrar.start()
         engine.starting = False
+        with engine.step() as state:
+            returning.opened(state)
         duties = asyncio.create_task(registrar.run(), name="registrar")
         duties.add_done_callback(lambda task: _duty_ended(task, node.broken))
         yield node
