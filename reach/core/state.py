@@ -17,7 +17,6 @@ from reach.core.brought import Returning
 from reach.core.budget import RetryBudget
 from reach.core.callback_book import CallbackBook
 from reach.core.dead_letter_book import DeadLetterBook
-from reach.core.brought import Returning
 from reach.core.directory import Directory
 from reach.core.effects import Effect, LogLine
 from reach.core.lineage import LineageKeys
