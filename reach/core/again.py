@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.error_pb2 import Error
@@ -36,10 +35,9 @@ def follows(
     agent = request.agent
     if agent is None or request.items or not request.retriable:
         return False
-    profile = profile_of(request)
     decision = retry.decide(
         how,
-        profile=profile,
+        profile=profile_of(request),
         attempt=request.attempt,
         agent_id=agent.agent_id,
         excluded=request.excluded,
@@ -57,7 +55,6 @@ def follows(
             error.details["not_retried"] = reason.value
             if reason is Reason.DEADLINE and how is Failed.TIMEOUT:
                 return True  # there is no time for another attempt: this one may have what is left
-            request.exhausted = reason is Reason.EXHAUSTED and profile == pb.TASK
             return False
         case Retry():
             return _go_on(state, request, how, error, decision, over)

@@ -133,8 +133,6 @@ class Request:
     """From when on one of these may get it again; 0: never."""
     fruitless = 0
     """How often nobody was there for its next attempt."""
-    exhausted = False
-    """It is a TASK that failed as often as it may."""
     ran = False
     """An earlier attempt may have executed."""
     judged = False

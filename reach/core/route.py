@@ -17,7 +17,20 @@ from agentreach.v1.envelope_pb2 import Envelope, Target
 from agentreach.v1.error_pb2 import Error
 from agentreach.v1.peer_pb2 import Lineage
 from agentreach.wire.errors import failure
-from reach.core import balance, breakers, deadletters, deadlines, health, loops, retry, returning, sessions, settle, waiting, writing
+from reach.core import (
+    balance,
+    breakers,
+    deadletters,
+    deadlines,
+    health,
+    loops,
+    retry,
+    returning,
+    sessions,
+    settle,
+    waiting,
+    writing,
+)
 from reach.core.agents import BROKEN, FULL, Agent
 from reach.core.requests import Attachment, MessageKey, Request, Stage
 

@@ -13,7 +13,7 @@ from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.error_pb2 import Error
-from reach.core import breakers, deadletters, health, lanes, outcomes, replay, waiters, waiting
+from reach.core import again, breakers, deadletters, health, lanes, outcomes, replay, waiters, waiting
 from reach.core.requests import Attachment, Request, Stage
 from reach.core.trace import Journey, Traced, put_journey
 
@@ -45,7 +45,7 @@ def answer_error(state: State, request: Request, error: Error) -> None:
     error.attempts = max(error.attempts, request.attempt)
     if request.ran:
         error.may_have_executed = True
-    if request.exhausted:
+    if request.attempt > 1 and error.code != codes.CANCELLED and again.profile_of(request) == pb.TASK:
         deadletters.bury(state, request, error)
     if request.items:
         error.details["items"] = str(request.items)

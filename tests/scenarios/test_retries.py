@@ -354,3 +354,32 @@ def test_a_nested_call_is_tried_again_with_its_whole_path() -> None:
     front.answer(outer)
     assert caller.text_of(outer) == "ok"
     core.assert_settled()
+
+
+def test_a_task_that_failed_as_often_as_it_may_is_kept_as_a_dead_letter() -> None:
+    core = CoreMesh()
+    caller, agent = core.caller(), core.agent()
+    agent.handler = lambda process, envelope: process.answer(
+        envelope, error=failure(codes.AGENT_ERROR, "no", retryable=True), pump=False
+    )
+    message = caller.request(profile=pb.TASK, timeout_ms=60_000)
+    core.advance(30)
+    error = caller.error_of(message)
+    assert error.code == codes.AGENT_ERROR and error.attempts == 4, "nobody else to re-route it to"
+    assert len(agent.requests) == 4 and len(core.state.dead_letters) == 1
+    core.assert_settled()
+
+
+def test_a_tasks_last_attempt_goes_to_somebody_who_has_not_failed_it() -> None:
+    core = CoreMesh()
+    caller, agent = core.caller(), core.agent()
+    agent.handler = lambda process, envelope: process.answer(
+        envelope, error=failure(codes.AGENT_ERROR, "no", retryable=True), pump=False
+    )
+    message = caller.request(profile=pb.TASK, timeout_ms=60_000)
+    core.advance(5)
+    other = core.agent("echo/2", max_concurrency=1)
+    core.advance(5)
+    other.answer(message, "at last")
+    assert caller.text_of(message) == "at last" and not len(core.state.dead_letters)
+    core.assert_settled()
