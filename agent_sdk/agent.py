@@ -27,6 +27,7 @@ from agent_sdk.handlers import Handler
 from agent_sdk.host import Host
 from agent_sdk.identity import incarnation, instance
 from agent_sdk.link import MeshLink
+from agent_sdk.messages import failed_callback
 from agent_sdk.settings import Access, Tls, access
 from agent_sdk.standing import POOL_THREADS
 from agentreach.aio.transport import Transport
@@ -291,4 +292,12 @@ async def _routable(host: Host) -> None:
 
 
 def _taker(host: Host, handler: Handler) -> Callable[[pb.Envelope], None]:
-    return lambda envelope: host.take_event(envelope, handler)
+    def take(envelope: pb.Envelope) -> None:
+        error = None if handler.wants_context else failed_callback(envelope)
+        if error is None:
+            host.take_event(envelope, handler)
+        else:
+            told = "%s: request %s failed, and handler %s takes no ctx by which it could see that: %s"
+            log.warning(told, host.agent_id, envelope.correlation_id, handler.name, error)
+
+    return take

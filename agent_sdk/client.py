@@ -20,34 +20,32 @@ import asyncio
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+from agent_sdk import composing
 from agent_sdk.calls import GRACE_S, Call, Calls, Joiner, StreamReader
+from agent_sdk.composing import Extras
 from agent_sdk.current import current_work
-from agent_sdk.errors import InvalidEnvelope, PayloadTooLarge, Timeout
+from agent_sdk.errors import InvalidEnvelope, Timeout
 from agent_sdk.identity import new_message_id, new_trace_id
-from agent_sdk.messages import PublishCounts, Reply
-from agent_sdk.outgoing import FRESH, MESSAGE_ID, PAYLOAD, TIMEOUT_MS, TRACE_ID, Route, Routes, octets_payload
-from agent_sdk.shapes import to_plain
+from agent_sdk.messages import Acceptance, PublishCounts, Reply
+from agent_sdk.outgoing import FRESH, MESSAGE_ID, PAYLOAD, TIMEOUT_MS, TRACE_ID, Route, Routes
 from agent_sdk.streams import ReplyStream
 from agent_sdk.topics import Subscription
 from agentreach.aio.clock import boot_time
 from agentreach.v1 import envelope_pb2 as pb
-from agentreach.wire import payload as payloads
 from agentreach.wire.framing import varint
-from agentreach.wire.outbox import HIGH, LOW, NORMAL
+from agentreach.wire.outbox import NORMAL
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
+    from agent_sdk.context import CallOptions
     from agent_sdk.link import MeshLink
-    from agent_sdk.work import Work
 
 PUBLISH_TIMEOUT_S = 2.0
 _ROOM_TIMEOUT_S = 60.0  # for room in the outbox, where the request itself names no time
-_TIMEOUT_S_MAX = 4_000_000.0  # what the field can hold; the node's own bounds are narrower, and it names them
-_PROFILE_WHOLE_S = {"CACHE": 1.1, "RPC": 16.0, "LLM": 245.0, "EXTERNAL": 62.0, "TASK": 320.0}
-"""Whole time of a profile (behaviour.md §4, rounded up): for the SDK's own guard only; the node keeps the real one."""
-_PRIORITIES = {"HIGH": (pb.HIGH, HIGH), "NORMAL": (pb.NORMAL, NORMAL), "LOW": (pb.LOW, LOW)}
+_TARGET = ("agent_id", "agent_type", "capabilities", "labels", "version", "policy", "hash_key")
 
 
 class Mesh:
@@ -154,6 +152,52 @@ class Mesh:
 
         return ReplyStream(self._calls, start)
 
+    async def submit(self, data: Any, *, reply_topic: str, **options: Unpack[CallOptions]) -> Acceptance:
+        """Hand a request over and go: its outcome is published on `reply_topic`, as an event with `.correlation_id`.
+
+        Returns when the mesh has taken it in; takes the options of `request`. What is refused at once (nobody matches,
+        a loop) is raised here and not published; after an acceptance exactly one event follows, with the result or
+        with `.error`, by the timeout at the latest. It needs a timeout or a profile of its own, also inside a handler,
+        which it may outlive. `cancel` withdraws it. See "callbacks" among the how-to pages for what a restart of the
+        node means.
+        """
+        owner = self._owner()
+        timeout = options.get("timeout")
+        if owner.link.full:
+            timeout = await self._wait_for_room(owner, timeout)
+        route = self._routes.selector(pb.REQUEST, *(options.get(name) for name in _TARGET))  # type: ignore[arg-type]
+        call, joiner = self._begin(
+            owner,
+            self._routes.replying(route, reply_topic),
+            data,
+            timeout,
+            options.get("profile"),
+            options.get("message_id"),
+            (
+                options.get("session"),
+                options.get("strict_session", False),
+                options.get("idempotent", False),
+                options.get("priority"),
+                options.get("dedup_key"),
+                options.get("headers"),
+            ),
+            None,
+        )
+        try:
+            reply = await (call.future if joiner is None else self._joined(call, joiner))
+        except asyncio.CancelledError:
+            owner.calls.leave(call, joiner)
+            raise
+        return Acceptance(reply.message_id, reply.trace_id, reply_topic)
+
+    async def cancel(self, message_id: str) -> None:
+        """Withdraw a submitted request, down to its handler; its topic hears that it is cancelled.
+
+        One that has ended, or is not of this client's principal, is not touched.
+        """
+        cancel = pb.Envelope(type=pb.CANCEL, correlation_id=message_id, env=self._routes.env)
+        self._owner().send(cancel.SerializeToString())
+
     def subscribe(self, topic: str) -> Subscription:
         """The events of a topic: see `Subscription`."""
         return Subscription(self._owner, topic, self._routes.env)
@@ -237,22 +281,23 @@ class Mesh:
             raise owner.failure
         work = current_work.get()
         now = boot_time()
-        timeout_s = _timeout(timeout, profile, work, now)
-        content = _payload(data)
+        alone = bool(route.reply_topic)  # it may outlive the request being handled
+        timeout_s = composing.timeout_s(timeout, profile, None if alone else work, now)
+        content = composing.payload(data)
         if len(content) > owner.limits.payload_bytes_max:
-            _check_size(content, owner.limits.payload_bytes_max)
+            composing.check_size(content, owner.limits.payload_bytes_max)
         deadline = now + timeout_s
         if message_id is not None:
             found = owner.calls.find(message_id)
             if found is not None:
-                return found, owner.calls.join(found, (route.target, content), deadline)
-        message_id, mark = (new_message_id(), FRESH) if message_id is None else (_checked(message_id), b"")
+                return found, owner.calls.join(found, (route.target + route.reply_topic, content), deadline)
+        message_id, mark = (new_message_id(), FRESH) if message_id is None else (composing.checked_id(message_id), b"")
         trace_id = new_trace_id() if work is None else work.trace_id
         wire_id, wire_trace = message_id.encode(), trace_id.encode()
         rest, lane, session = b"", NORMAL, None
         if profile is not None or extras is not None or work is not None:
-            rest, lane, session = _rest(owner, route, content, profile, extras, work)
-        if timeout is not None or profile is None or work is not None:
+            rest, lane, session = composing.rest(owner, route, content, profile, extras, work)
+        if timeout is not None or profile is None or (work is not None and not alone):
             rest += TIMEOUT_MS + varint(int(timeout_s * 1000) or 1)
         envelope = b"".join(
             (
@@ -263,7 +308,7 @@ class Mesh:
         call = Call(message_id, trace_id, envelope, deadline, route.text, owner.loop.create_future())
         call.priority, call.session, call.reader = lane, session, reader
         if not mark:
-            call.content = (route.target, content)
+            call.content = (route.target + route.reply_topic, content)
         owner.calls.begin(call, owner.leaving and work is None and not route.event)
         return call, None
 
@@ -278,96 +323,3 @@ class Mesh:
                 return timeout
             raise Timeout("not sent in time: the link's outbox is full") from None
         return timeout if timeout is None else max(timeout - (boot_time() - began), 0.001)
-
-
-Extras = tuple[str | None, bool, bool, str | None, str | None, Mapping[str, str] | None]
-"""session, strict_session, idempotent, priority, dedup_key, headers."""
-
-
-def _timeout(timeout: float | None, profile: str | None, work: Work | None, now: float) -> float:
-    """The time of the whole request in seconds, never more than the request being handled has left."""
-    if timeout is not None:
-        try:
-            fits = 0 < timeout <= _TIMEOUT_S_MAX
-        except TypeError:
-            fits = False
-        if not fits:
-            raise InvalidEnvelope(f"timeout {timeout!r} is not a time in seconds above 0 and at most 600")
-        wanted = timeout
-    elif profile is not None:
-        name = profile.upper()
-        if name not in _PROFILE_WHOLE_S:
-            raise InvalidEnvelope(f"profile {profile!r} is none of {', '.join(_PROFILE_WHOLE_S)}")
-        wanted = _PROFILE_WHOLE_S[name]
-    elif work is None:
-        raise InvalidEnvelope("say how long to wait: timeout=seconds, or a profile such as 'RPC' or 'LLM'")
-    else:
-        wanted = _TIMEOUT_S_MAX
-    if work is not None:
-        left = work.deadline - now
-        if left < 0.01:
-            raise Timeout("the request being handled has no time left for this call", trace_id=work.trace_id)
-        return min(wanted, left)
-    return wanted
-
-
-def _payload(data: Any) -> bytes:
-    """The serialised Payload of a value. Raises `InvalidEnvelope` for what no payload can carry."""
-    if type(data) is bytes:
-        return octets_payload(data)
-    try:
-        return payloads.encode(to_plain(data)).SerializeToString()
-    except payloads.PayloadError as error:
-        raise InvalidEnvelope(f"payload: {error}") from error
-
-
-def _check_size(content: bytes, bytes_max: int) -> None:
-    payload = pb.Payload.FromString(content)
-    size = len(payload.body)
-    if size > bytes_max:
-        raise PayloadTooLarge(
-            f"payload of {size} bytes; the limit for inline payloads is {bytes_max} (BlobRef for more)"
-        )
-
-
-def _checked(message_id: str) -> str:
-    if not message_id or len(message_id) > 128 or not message_id.isprintable():
-        raise InvalidEnvelope("message_id must have 1 to 128 characters, none of them a control character")
-    return message_id
-
-
-def _rest(
-    owner: MeshLink, route: Route, content: bytes, profile: str | None, extras: Extras | None, work: Work | None
-) -> tuple[bytes, int, tuple[bytes, str] | None]:
-    """The rarer fields, serialised; the outbox lane; the key under which the session's epoch is kept."""
-    envelope = pb.Envelope()
-    lane, key = NORMAL, None
-    if profile is not None:
-        envelope.profile = pb.CallProfile.Value(profile.upper())
-    dedup_key: str | None = None
-    if extras is not None:
-        session, strict, idempotent, priority, dedup_key, headers = extras
-        envelope.strict_session, envelope.idempotent = strict, idempotent
-        if session is not None:
-            envelope.session_id = session
-            key = (route.target, session)
-            envelope.epoch = owner.calls.epochs.get(key, 0)
-        if priority is not None:
-            named = _PRIORITIES.get(str(priority).upper())
-            if named is None:
-                raise InvalidEnvelope(f"priority {priority!r} is none of {', '.join(_PRIORITIES)}")
-            envelope.priority, lane = named
-        if headers is not None:
-            try:
-                for name, value in headers.items():
-                    envelope.headers[name] = value
-            except (AttributeError, TypeError, ValueError) as error:
-                raise InvalidEnvelope("headers must be a mapping of text to text") from error
-    if dedup_key is not None:
-        envelope.dedup_key = dedup_key
-    elif work is not None:
-        envelope.dedup_key = blake2b(route.target + content, digest_size=16).hexdigest()
-    if work is not None:
-        envelope.parent_message_id = work.message_id
-        envelope.lineage = work.lineage
-    return envelope.SerializeToString(), lane, key

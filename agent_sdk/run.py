@@ -67,6 +67,8 @@ def _data(work: Work) -> Any:
     """The decoded data. Raises `Rejected` naming what does not fit."""
     payload = work.envelope.payload
     decode = work.handler.decode
+    if not work.replies and work.envelope.HasField("error"):
+        return None  # the outcome of a submitted request that has no result: `ctx.error` says why
     body = payload.body
     if body:
         work.body = body

@@ -74,6 +74,15 @@ class AdminClient:
         request = admin.GetTraceRequest(trace_id=trace_id)
         return await self._call("AdminService/GetTrace", request, admin.GetTraceReply)
 
+    async def list_dead_letters(self, limit: int = 0, message_id: str = "") -> admin.ListDeadLettersReply:
+        """The requests that the mesh gave up and keeps."""
+        request = admin.ListDeadLettersRequest(limit=limit, message_id=message_id)
+        return await self._call("AdminService/ListDeadLetters", request, admin.ListDeadLettersReply)
+
+    async def redrive_dead_letter(self, request: admin.RedriveDeadLetterRequest) -> admin.RedriveDeadLetterReply:
+        """Send one of them once more."""
+        return await self._call("AdminService/RedriveDeadLetter", request, admin.RedriveDeadLetterReply)
+
     async def get_node(self) -> admin.GetNodeReply:
         """The node that answers."""
         return await self._call("AdminService/GetNode", admin.GetNodeRequest(), admin.GetNodeReply)

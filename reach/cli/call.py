@@ -38,9 +38,18 @@ _JSON_BEGINS = ("{", "[", '"')
 @click.option("--strict-session", is_flag=True, help="Rather fail than go on without the conversation's state.")
 @click.option("--idempotent", is_flag=True, help="Running it twice does no harm.")
 @click.option("--message-id", metavar="ID", help="Call again with the same one: the handler runs once.")
+@click.option("--reply-topic", metavar="TOPIC", help="Do not wait: the outcome is published on this topic.")
 @targets.url
 @as_json
-def call(data: str | None, stream: bool, url: str | None, env: str, json_wanted: bool, **how: Any) -> None:
+def call(
+    data: str | None,
+    stream: bool,
+    reply_topic: str | None,
+    url: str | None,
+    env: str,
+    json_wanted: bool,
+    **how: Any,
+) -> None:
     """Send DATA to whoever matches and print the answer. DATA is JSON, or else text; '-' or none: standard input.
 
     \b
@@ -49,11 +58,14 @@ def call(data: str | None, stream: bool, url: str | None, env: str, json_wanted:
       reach call --type memory --session ada 'my name is Ada'
       reach call --capability think --stream 'why is the sky blue?'
       cat document.json | reach call -c ner --json
+      reach call --capability report --reply-topic reports/done --timeout 600 '{"month": 11}'
     """
     targets.require_target(how["agent_id"], how["agent_type"], how["capabilities"], how["labels"], how["version"])
+    if stream and reply_topic:
+        raise click.UsageError("--stream prints what --reply-topic sends elsewhere: choose one")
     value = _value(data)
     options = _request_options(how)
-    failure = ending.run(_send(value, options, stream, url, env, json_wanted))
+    failure = ending.run(_send(value, options, stream, reply_topic, url, env, json_wanted))
     if failure is not None:
         _end_with(failure, json_wanted)
 
@@ -107,7 +119,13 @@ def _request_options(how: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _send(
-    value: Any, options: dict[str, Any], stream: bool, url: str | None, env: str, json_wanted: bool
+    value: Any,
+    options: dict[str, Any],
+    stream: bool,
+    reply_topic: str | None,
+    url: str | None,
+    env: str,
+    json_wanted: bool,
 ) -> ReachError | None:
     """Print the answer; what the mesh answered instead is returned."""
     from agent_sdk import connect
@@ -122,6 +140,9 @@ async def _send(
         try:
             if stream:
                 await _print_items(mesh, value, options, json_wanted)
+                return None
+            if reply_topic:
+                await _submit(mesh, value, reply_topic, options, json_wanted)
                 return None
             reply = await mesh.request(value, **options)
         except ReachError as error:
@@ -142,6 +163,21 @@ async def _send(
             event = f", session {reply.session_event}" if reply.session_event else ""
             note(f"from {reply.source} in {duration(took_s)}{event}, trace {reply.trace_id}")
     return None
+
+
+async def _submit(mesh: Any, value: Any, reply_topic: str, options: dict[str, Any], json_wanted: bool) -> None:
+    accepted = await mesh.submit(value, reply_topic=reply_topic, **options)
+    if json_wanted:
+        print_json(
+            {
+                "message_id": accepted.message_id,
+                "trace_id": accepted.trace_id,
+                "reply_topic": accepted.reply_topic,
+            }
+        )
+    else:
+        click.echo(accepted.message_id)
+        note(f"accepted; its outcome goes to topic {reply_topic}, trace {accepted.trace_id}")
 
 
 async def _print_items(mesh: Any, value: Any, options: dict[str, Any], json_wanted: bool) -> None:

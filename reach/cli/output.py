@@ -61,6 +61,15 @@ def note(text: str) -> None:
     click.echo(click.style(text, dim=True), err=True)
 
 
+def size(count: int) -> str:
+    """Bytes as people read them: 512 B, 1.5 KiB, 12 MiB."""
+    if count < 1024:
+        return f"{count} B"
+    if count < 1 << 20:
+        return f"{count / 1024:.1f} KiB"
+    return f"{count / (1 << 20):.1f} MiB"
+
+
 def duration(seconds: float) -> str:
     """A time as people read it: 0.4 ms, 12 ms, 1.25 s, 2 min 3 s."""
     if seconds < 0.01:

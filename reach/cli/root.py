@@ -13,6 +13,7 @@ from reach.cli.agents import agents
 from reach.cli.breakers import breakers
 from reach.cli.call import call
 from reach.cli.check_config import check_config
+from reach.cli.dead import dead
 from reach.cli.demo import demo
 from reach.cli.drain import drain
 from reach.cli.ending import Ended
@@ -56,7 +57,7 @@ def reach() -> None:
     """
 
 
-for command in (serve, demo, test_agent, agents, call, explain, trace, breakers, drain, check_config, version):
+for command in (serve, demo, test_agent, agents, call, explain, trace, breakers, dead, drain, check_config, version):
     reach.add_command(command)
 
 

@@ -143,6 +143,16 @@ class RuleSwitchboard:
         """None."""
         return admin.ListSessionsReply()
 
+    def list_dead_letters(self, request: admin.ListDeadLettersRequest, who: Identity) -> admin.ListDeadLettersReply:
+        """One, of message m1."""
+        return admin.ListDeadLettersReply(dead_letters=[admin.DeadLetter(message_id="m1", reason="HOP_LIMIT")], kept=1)
+
+    def redrive_dead_letter(
+        self, request: admin.RedriveDeadLetterRequest, who: Identity
+    ) -> admin.RedriveDeadLetterReply:
+        """As message m2."""
+        return admin.RedriveDeadLetterReply(message_id="m2")
+
     def resolve(self, request: registry.ResolveRequest, who: Identity) -> registry.ResolveReply:
         """Agent echo/1."""
         return registry.ResolveReply(agents=[registry.AgentRecord(agent_id="echo/1")], revision=7)

@@ -1,0 +1,116 @@
+"""The parts of a message that a `Mesh` sends: its time, its payload, its rarer fields. No I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from agent_sdk.errors import InvalidEnvelope, PayloadTooLarge, Timeout
+from agent_sdk.outgoing import Route, octets_payload
+from agent_sdk.shapes import to_plain
+from agentreach.v1 import envelope_pb2 as pb
+from agentreach.wire import payload as payloads
+from agentreach.wire.outbox import HIGH, LOW, NORMAL
+
+if TYPE_CHECKING:
+    from agent_sdk.link import MeshLink
+    from agent_sdk.work import Work
+
+_TIMEOUT_S_MAX = 4_000_000.0  # what the field can hold; the node's own bounds are narrower, and it names them
+_PROFILE_WHOLE_S = {"CACHE": 1.1, "RPC": 16.0, "LLM": 245.0, "EXTERNAL": 62.0, "TASK": 320.0}
+"""Whole time of a profile (behaviour.md §4, rounded up): for the SDK's own guard only; the node keeps the real one."""
+_PRIORITIES = {"HIGH": (pb.HIGH, HIGH), "NORMAL": (pb.NORMAL, NORMAL), "LOW": (pb.LOW, LOW)}
+
+Extras = tuple[str | None, bool, bool, str | None, str | None, Mapping[str, str] | None]
+"""session, strict_session, idempotent, priority, dedup_key, headers."""
+
+
+def timeout_s(timeout: float | None, profile: str | None, work: Work | None, now: float) -> float:
+    """The time of the whole request in seconds, never more than the request being handled has left."""
+    if timeout is not None:
+        try:
+            fits = 0 < timeout <= _TIMEOUT_S_MAX
+        except TypeError:
+            fits = False
+        if not fits:
+            raise InvalidEnvelope(f"timeout {timeout!r} is not a time in seconds above 0 and at most 600")
+        wanted = timeout
+    elif profile is not None:
+        name = profile.upper()
+        if name not in _PROFILE_WHOLE_S:
+            raise InvalidEnvelope(f"profile {profile!r} is none of {', '.join(_PROFILE_WHOLE_S)}")
+        wanted = _PROFILE_WHOLE_S[name]
+    elif work is None:
+        raise InvalidEnvelope("say how long to wait: timeout=seconds, or a profile such as 'RPC' or 'LLM'")
+    else:
+        wanted = _TIMEOUT_S_MAX
+    if work is not None:
+        left = work.deadline - now
+        if left < 0.01:
+            raise Timeout("the request being handled has no time left for this call", trace_id=work.trace_id)
+        return min(wanted, left)
+    return wanted
+
+
+def payload(data: Any) -> bytes:
+    """The serialised Payload of a value. Raises `InvalidEnvelope` for what no payload can carry."""
+    if type(data) is bytes:
+        return octets_payload(data)
+    try:
+        return payloads.encode(to_plain(data)).SerializeToString()
+    except payloads.PayloadError as error:
+        raise InvalidEnvelope(f"payload: {error}") from error
+
+
+def check_size(content: bytes, bytes_max: int) -> None:
+    """Raises `PayloadTooLarge` for a serialised Payload whose content is over the limit."""
+    size = len(pb.Payload.FromString(content).body)
+    if size > bytes_max:
+        raise PayloadTooLarge(
+            f"payload of {size} bytes; the limit for inline payloads is {bytes_max} (BlobRef for more)"
+        )
+
+
+def checked_id(message_id: str) -> str:
+    """The message_id, if it can be one. Raises `InvalidEnvelope`."""
+    if not message_id or len(message_id) > 128 or not message_id.isprintable():
+        raise InvalidEnvelope("message_id must have 1 to 128 characters, none of them a control character")
+    return message_id
+
+
+def rest(
+    owner: MeshLink, route: Route, content: bytes, profile: str | None, extras: Extras | None, work: Work | None
+) -> tuple[bytes, int, tuple[bytes, str] | None]:
+    """The rarer fields, serialised; the outbox lane; the key under which the session's epoch is kept."""
+    envelope = pb.Envelope()
+    lane, key = NORMAL, None
+    if profile is not None:
+        envelope.profile = pb.CallProfile.Value(profile.upper())
+    dedup_key: str | None = None
+    if extras is not None:
+        session, strict, idempotent, priority, dedup_key, headers = extras
+        envelope.strict_session, envelope.idempotent = strict, idempotent
+        if session is not None:
+            envelope.session_id = session
+            key = (route.target, session)
+            envelope.epoch = owner.calls.epochs.get(key, 0)
+        if priority is not None:
+            named = _PRIORITIES.get(str(priority).upper())
+            if named is None:
+                raise InvalidEnvelope(f"priority {priority!r} is none of {', '.join(_PRIORITIES)}")
+            envelope.priority, lane = named
+        if headers is not None:
+            try:
+                for name, value in headers.items():
+                    envelope.headers[name] = value
+            except (AttributeError, TypeError, ValueError) as error:
+                raise InvalidEnvelope("headers must be a mapping of text to text") from error
+    if dedup_key is not None:
+        envelope.dedup_key = dedup_key
+    elif work is not None:
+        envelope.dedup_key = blake2b(route.target + content, digest_size=16).hexdigest()
+    if work is not None:
+        envelope.parent_message_id = work.message_id
+        envelope.lineage = work.lineage
+    return envelope.SerializeToString(), lane, key
