@@ -18,6 +18,7 @@ log = logging.getLogger("agent_sdk")
 
 _ACKNOWLEDGED_S = 5.0  # for the node to take note of each step; without one the agent leaves all the same
 _CANCEL_GRACE_S = 5.0  # for handlers to end after their cancel
+_LOOK_S = 0.005
 _DISMISSED_S = 5.0  # for events that still run when the node has let the agent go
 
 
@@ -40,6 +41,7 @@ async def drain(host: Host, timeout_s: float) -> None:
         for work in works:
             host.stop(work, error_pb2.AGENT_LOST, f"{host.agent_id} is shutting down")
         await _within(host.idle(), _CANCEL_GRACE_S)
+    await _within(_told(host), _ACKNOWLEDGED_S)
     number = owner.detach(host, "drained")
     owner.topics.remove_agent(host.agent_id)
     if number:
@@ -71,6 +73,12 @@ def _begin(host: Host, limit_s: float) -> None:
     if host.ordered is not None:
         host.ordered.cancel()
     host.ordered = host.owner.loop.create_task(drain(host, limit_s), name=f"{host.agent_id} drains")
+
+
+async def _told(host: Host) -> None:
+    """Wait until the node has every answer: in one frame with them the detach would count before them."""
+    while not host.told and host.owner.failure is None:  # noqa: ASYNC110
+        await asyncio.sleep(_LOOK_S)  # an event would cost every answer
 
 
 async def _within(wait: Coroutine[Any, Any, None], limit_s: float) -> bool:

@@ -99,8 +99,7 @@ class Host:
 
     def ended(self, failure: BaseException) -> None:
         """The agent's registration is over, against our will."""
-        if self.failure is None:
-            self.failure = failure
+        self.failure = self.failure or failure
         self.gone.set()
         self.registered.set()
         self.ready.set()
@@ -340,6 +339,11 @@ class Host:
                 while unacknowledged and unacknowledged[0][1].accepted:
                     unacknowledged.popleft()
                 unacknowledged.append((work, item))
+
+    @property
+    def told(self) -> bool:
+        """True when the node has acknowledged every answer."""
+        return all(item.accepted for _, item in self._unacknowledged)
 
     def _settled(self) -> None:
         if not self._running:

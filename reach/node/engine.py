@@ -20,7 +20,7 @@ from agentreach.v1.frame_pb2 import Goodbye
 from agentreach.v1.mesh_pb2 import PublishReply
 from agentreach.wire import limits
 from agentreach.wire.payload import Form
-from reach.core import arrivals, credit, departures, events, gathered, links, mesh, owners, redriving, takeover
+from reach.core import arrivals, credit, departures, drains, events, gathered, links, mesh, owners, redriving, takeover
 from reach.core.agents import Agent
 from reach.core.calls import Call
 from reach.core.effects import CreatePin, DeregisterAgent, Effect, EndStream, LogLine, RefreshPin, RegisterAgents
@@ -30,8 +30,8 @@ from reach.core.profiles import whole_timeout_ms
 from reach.core.requests import Attachment
 from reach.core.state import State
 from reach.core.store import StoreUnavailable
+from reach.node.operations import Operations
 from reach.node.pins import PinBook
-from reach.node.queries import Queries
 from reach.node.registrar import Registrar
 from reach.node.streams import Stream
 
@@ -41,7 +41,7 @@ _RPC_MARGIN_S = 0.05  # our precise answer must be there before the RPC's own de
 _INSTEAD = "use InvokeStream"
 
 
-class Engine(Queries):
+class Engine(Operations):
     """One node at work; implements `reach.core.ports.Switchboard`. Make it inside a running event loop."""
 
     def __init__(self, state: State, *, hello_timeout_s: float = limits.HELLO_TIMEOUT_S) -> None:
@@ -284,7 +284,7 @@ class Engine(Queries):
     async def drain(self, timeout_s: float) -> None:
         """Take no new requests, let what runs end, then say goodbye to every link."""
         with self.step() as state:
-            state.draining = True
+            drains.node(state, timeout_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._settled.wait()

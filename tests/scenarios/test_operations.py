@@ -147,6 +147,7 @@ class TestDraining:
     def test_a_node_is_drained_by_its_name_or_without_and_not_by_another_ones(self) -> None:
         core = CoreMesh(node_id="node-1")
         desk = Desk(core)
+        core.caller()
         with pytest.raises(MeshFailure) as refused:
             desk.drain_node(admin.DrainNodeRequest(node_id="node-2"), ANYBODY)
         assert refused.value.error.code == codes.NO_ROUTE and not core.state.draining
@@ -154,7 +155,5 @@ class TestDraining:
         assert (reply.node_id, reply.timeout_ms) == ("node-1", 20_000)
         assert core.state.draining and desk.leaving.is_set() and desk.leave_within_s == 20
         core.advance(5)
-        with core.step():  # time is told by steps
-            pass
         again = desk.drain_node(admin.DrainNodeRequest(), ANYBODY)
         assert again.timeout_ms == 15_000, "the first order counts"

@@ -62,6 +62,10 @@ def admin(node: Switchboard) -> grpc.GenericRpcHandler:
             "RedriveDeadLetter": query(
                 "RedriveDeadLetter", admin_pb2.RedriveDeadLetterRequest, node.redrive_dead_letter
             ),
+            "ListBreakers": query("ListBreakers", admin_pb2.ListBreakersRequest, node.list_breakers),
+            "ResetBreaker": query("ResetBreaker", admin_pb2.ResetBreakerRequest, node.reset_breaker),
+            "DrainAgent": query("DrainAgent", admin_pb2.DrainAgentRequest, node.drain_agent),
+            "DrainNode": query("DrainNode", admin_pb2.DrainNodeRequest, node.drain_node),
         },
     )
 
