@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help setup run test check bench soak docs proto fmt clean
+.PHONY: help setup run test check bench fuzz soak docs proto fmt clean
 
 help:            ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -40,6 +40,13 @@ check: $(STAMP)  ## format, lint, types, layers, generated code and pages (under
 
 bench: $(VENV)/.bench ## throughput and latency as ratios to plain gRPC and NATS; AGAINST=<commit> compares two trees
 	@$(BIN)/python tools/bench.py $(if $(QUICK),--quick) $(if $(AGAINST),--against $(AGAINST)) $(ARGS)
+
+$(VENV)/.fuzz: $(STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group fuzz
+	@touch $@
+
+fuzz: $(VENV)/.fuzz ## anything at all at parsers, link, core and SDK for a minute; SECONDS=600, ARGS="core --seed 7"
+	@$(BIN)/python -m tools.fuzz --seconds $(or $(SECONDS),60) $(ARGS)
 
 soak: $(STAMP)   ## the long cases in their full length
 	@REACH_SOAK=1 $(BIN)/python -m pytest -m soak --timeout 3600

@@ -10,7 +10,7 @@ import pytest
 
 from tests.tidy.sources import ROOT, sources
 
-TARGETS = ("setup", "run", "test", "check", "bench", "soak", "proto", "fmt")
+TARGETS = ("setup", "run", "test", "check", "bench", "fuzz", "soak", "proto", "fmt")
 PAGES = (
     "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "docs/tutorial.md",
     "docs/howto/operate.md", "docs/howto/write-an-agent.md", "docs/reference/settings.md", "docs/reference/limits.md",
