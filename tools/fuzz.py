@@ -5,10 +5,10 @@
     python -m tools.fuzz core link --seconds 300 --seed 7
     python -m tools.fuzz core --replay found/core-1f2e3d
 
-Coverage is atheris' (libFuzzer), where it is installed: Linux on x86-64. Elsewhere, and with --plain, inputs are mutated
-without it. Nothing is kept between runs but what was found: an input that a target does not stand is written to
-`found/`, the command to run it again is printed, and the exit code is 1. docs: `tools/fuzzing/targets.py` has the
-table of targets.
+Coverage is atheris' (libFuzzer), where it is installed: Linux on x86-64. Elsewhere, and with --plain, inputs are
+mutated without it. Nothing is kept between runs but what was found: an input that a target does not stand is written
+to `found/`, the command to run it again is printed, and the exit code is 1. What the targets are and what must hold of
+each stands in `tools/fuzzing/targets.py`.
 """
 
 from __future__ import annotations
