@@ -374,8 +374,8 @@ class Calls:
 
     def _send_again(self, call: Call, now: float, why: bytes = b"") -> None:
         left_ms = int((call.deadline - now) * 1000)
-        if left_ms < 1:
-            return  # its guard is due
+        if left_ms < TIMEOUT_MS_MIN:
+            return  # a node would refuse it as out of bounds; its guard is due
         doubtful = call.may_have_executed
         mark = why + NOT_FRESH if doubtful else why
         item = self._owner.send(b"".join((call.data, TIMEOUT_MS, varint(left_ms), mark)), call.priority)

@@ -64,6 +64,25 @@ async def test_a_node_that_forgot_the_link_gets_pending_requests_again_in_order_
     await asyncio.gather(*calls, fresh, return_exceptions=True)
 
 
+async def test_a_call_with_less_time_left_than_a_node_takes_is_not_sent_again(
+    node: FakeNode, mesh: ConnectedMesh
+) -> None:
+    """A node would call it INVALID_ENVELOPE, which it never was; its own time ends it in a moment."""
+    node.hold_requests = True
+    asked = asyncio.create_task(mesh.request("x", capabilities=["work"], timeout=20, message_id="m"))
+    await eventually(lambda: len(node.session.envelopes) == 1)
+    calls = mesh._calls()
+    call = calls.find("m")
+    assert call is not None
+    sent = call.item
+    calls._send_again(call, call.deadline - 0.009)
+    assert call.item is sent
+    calls._send_again(call, call.deadline - 0.011)
+    assert call.item is not sent
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
+
+
 async def test_an_agent_attaches_anew_with_what_it_holds_after_the_node_forgot_it(node: FakeNode) -> None:
     agent = new_agent(node)
     go = asyncio.Event()
