@@ -38,6 +38,7 @@ async def drain(host: Host, timeout_s: float) -> None:
     if not await _within(host.idle(), timeout_s):
         works = host.works()
         log.warning("%s: %d handlers did not finish in time; cancelling", host.agent_id, len(works))
+        host.expired = True
         for work in works:
             host.stop(work, error_pb2.AGENT_LOST, f"{host.agent_id} is shutting down")
         await _within(host.idle(), _CANCEL_GRACE_S)
@@ -60,7 +61,7 @@ def ordered(host: Host, order: frames.Drain) -> None:
 def dismissed(host: Host, reason: str) -> None:
     """The node has let the drained agent go: whoever waited for what still runs here has been told that it is lost."""
     log.info("%s was drained and detached by the node: %s", host.agent_id, reason or "no reason given")
-    host.draining = True
+    host.draining = host.expired = True
     host.owner.hosts.pop(host.agent_id, None)
     for work in host.works():
         if work.replies:

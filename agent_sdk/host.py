@@ -62,8 +62,8 @@ class Host:
         self.registered = asyncio.Event()  # set while the node knows the agent, and once there is a `failure`
         self.ready = asyncio.Event()  # set once the node would route to the agent, and once there is a `failure`
         self.draining = False
-        self.ordered: asyncio.Task[None] | None = None
-        """The drain that the node has ordered."""
+        self.expired = False  # the time of its drain is over: handlers are cancelled for that
+        self.ordered: asyncio.Task[None] | None = None  # the drain that the node has ordered
         self.pool: ThreadPoolExecutor | None = None
         self._probes = Probes()
         self._pick = pick

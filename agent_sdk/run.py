@@ -219,6 +219,12 @@ def _failure(work: Work, error: BaseException) -> tuple[bytes, bool]:
 def _told(work: Work, error: BaseException) -> error_pb2.Error:
     agent_id = work.host.agent_id
     if isinstance(error, asyncio.CancelledError) and work.cancelled:
+        if work.host.expired:
+            text = f"{agent_id} is shutting down, and the time for what it worked on is over"
+            again = work.envelope.idempotent
+            return wire_errors.failure(
+                error_pb2.AGENT_LOST, text, retryable=again, may_have_executed=True, agent_id=agent_id
+            )
         return wire_errors.failure(error_pb2.CANCELLED, "cancelled", may_have_executed=True, agent_id=agent_id)
     if isinstance(error, _TooLarge):
         return wire_errors.failure(error_pb2.PAYLOAD_TOO_LARGE, str(error), may_have_executed=True, agent_id=agent_id)
