@@ -29,7 +29,12 @@ AGENTS = 4
 ASK_EVERY_S = 0.02
 STRIKE_EVERY_S = (0.2, 0.8)
 TIMEOUT_S = 10.0
-BACK_S = 40.0  # after the last fault: until everybody is usable again
+BACK_S = 60.0  # until a restarted node is ready; after the last fault, until everybody is usable again
+
+TOLD = frozenset(
+    ("OK", "AGENT_LOST", "TIMEOUT", "CONNECT_FAILED", "NO_ROUTE", "NO_AGENT_AVAILABLE", "BREAKER_OPEN", "OVERLOADED")
+)
+"""What a well-made request may be told in a storm; anything else blames the wrong one."""
 
 Fault = Callable[[], Awaitable[None]]
 
@@ -158,7 +163,8 @@ class Storm:
 
     async def _restart_node(self) -> None:
         await self.node.end(signal.SIGKILL)
-        await self.node.restart()
+        self.node.start()
+        await self.node.ready(limit_s=BACK_S)
 
     async def _restart_agent(self, agent: AgentProcess) -> None:
         agent.process.kill()
