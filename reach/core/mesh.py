@@ -6,6 +6,7 @@ carries out what the state asks for (`woken`, `calls`, `effects`).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -114,29 +115,46 @@ def hang_up(state: State, call: Call, who: Identity) -> None:
 
 
 def tick(state: State) -> None:
-    """Do what is due by `state.now`."""
-    for request in state.wheel.due(state.now):
-        deadlines.on_timer(state, request)
-    for item in state.checks.due(state.now):
-        match item:
-            case Attachment():
-                health.on_timer(state, item)
-            case Peer():
-                links.on_timer(state, item)
-            case Lane():
-                lanes.on_timer(state, item)
-            case Publishing():
-                item.timer = None
-                events.finish(state, item)
-            case Returning():
-                returning.on_timer(state, item)
-            case Drain():
-                drains.on_timer(state, item)
+    """Do what is due by `state.now`.
+
+    A fault of ours in one of them is the caller's to log. It costs the others nothing: they are due again at once.
+    """
+    requests = deque(state.wheel.due(state.now))
+    checks = deque(state.checks.due(state.now))
+    try:
+        while requests:
+            deadlines.on_timer(state, requests.popleft())
+        while checks:
+            _check(state, checks.popleft())
+    finally:
+        for request in requests:
+            request.timer = state.wheel.schedule(request, state.now)
+        for item in checks:
+            token = state.checks.schedule(item, state.now)
+            if not isinstance(item, Drain):  # which is never cancelled
+                item.timer = token
     if len(state.returning.held):
         returning.expire(state)
     state.replay.expire(state.now)
     state.dead_letters.expire(state.now)
     state.traces.expire(state.now)
+
+
+def _check(state: State, item: Peer | Attachment | Lane | Publishing | Drain | Returning) -> None:
+    match item:
+        case Attachment():
+            health.on_timer(state, item)
+        case Peer():
+            links.on_timer(state, item)
+        case Lane():
+            lanes.on_timer(state, item)
+        case Publishing():
+            item.timer = None
+            events.finish(state, item)
+        case Returning():
+            returning.on_timer(state, item)
+        case Drain():
+            drains.on_timer(state, item)
 
 
 def next_tick_at(state: State) -> float | None:

@@ -153,11 +153,17 @@ class Engine(Operations):
             arrivals.registered(state, peer, arrival)
 
     async def _create_pin(self, effect: CreatePin) -> None:
+        why = "a fault of this node; see its log"
+        holder = None
         try:
             holder = await self._pins.create(effect)
         except StoreUnavailable as error:
-            with self.step() as state:
-                owners.not_pinned(state, effect.lane, str(error))
+            why = str(error)
+        finally:
+            if holder is None:  # whatever happened: nobody may wait for a pin that is not being made
+                with self.step() as state:
+                    owners.not_pinned(state, effect.lane, why)
+        if holder is None:
             return
         with self.step() as state:
             if holder.made:
