@@ -5,7 +5,7 @@ What runs is everything that is ours, above the bytes of a stream: the node's en
 outside is simulated: processes, clocks, the network, randomness.
 
 The choice: driving the pure core by scripted processes (as `tests/support/core.py` does) would be some times faster,
-but half of the promises are kept by the SDK (joining, replaying, sending again, its own limits), and its asyncio code is where faults meet it at the worst moment. With a loop for each process on
-one virtual clock (`loop`) that code runs as it is, a seed takes a fraction of a second, and a kill is a kill: a loop
-that is never run again.
+but half of the promises are kept by the SDK (joining, replaying, sending again, its own limits), and its asyncio code
+is where faults meet it at the worst moment. With a loop for each process on one virtual clock (`loop`) that code runs
+as it is, a seed takes a fraction of a second, and a kill is a kill: a loop that is never run again.
 """

@@ -1,4 +1,4 @@
-"""The agents of the simulation: real `Agent`s whose handlers are slow, stateful, nested, failing or stubborn by order."""
+"""The agents of the simulation: real `Agent`s whose handlers are slow, nested, failing or stubborn by order."""
 
 from __future__ import annotations
 
@@ -190,11 +190,19 @@ class Troupe:
             yield run
             state = "done"
         except Exception as error:
-            state = type(error).__name__
+            state = _told(error)
             raise
         finally:
             if self.process.alive and not self.world.over:
                 self.world.ledger.finished(run, state)
+
+
+def _told(error: Exception) -> str:
+    """How a run ended that raised; `said no` where the handler itself allows that the message runs again."""
+    own = isinstance(error, Rejected | Overloaded | AgentError) and not error.trace_id
+    if own and (isinstance(error, Rejected) or error.retryable):  # type: ignore[attr-defined]
+        return f"said no: {type(error).__name__}"
+    return type(error).__name__
 
 
 async def inbox(world: World, process: Process, mesh: Any, topic: str, pace_s: float) -> None:

@@ -15,6 +15,7 @@ from agent_sdk.host import QUEUED_MAX
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.wire import limits
 from reach.core.profiles import PROFILES
+from reach.core.requests import Stage
 
 from .ledger import Ask, Run
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 SLACK_S = 0.75  # the SDK's grace of 0.25 s, its coarse timer, and a round trip
 DEFINITE = ("REJECTED", "OVERLOADED")  # a handler's own no: it ran, and says that nothing was done
-NEVER_AGAIN = ("running", "done", "died")  # states of a run after which a message must not run anew
 
 Check = Callable[["World", Any], str]
 
@@ -56,9 +56,15 @@ def invariant(moment: str, statement: str) -> Callable[[Check], Check]:
 # ---- once means once ----
 
 
-def _repeatable(run: Run) -> bool:
-    """After this run the message may run again: nobody wanted it any more, or the handler said so."""
-    return run.state not in NEVER_AGAIN and run.state not in ("ValueError", "ReachError")
+def _repeatable(world: World, run: Run) -> bool:
+    """After this run the message may run again: the handler said so, or nobody wanted it any more.
+
+    A handler that was cancelled because its time had passed is none of these: that outcome is kept.
+    """
+    if run.state == "cancelled":
+        asks = world.ledger.groups[run.group]
+        return any(ask.outcome in ("cancelled", "left") or not ask.by.alive or ask.nested for ask in asks)
+    return run.state.startswith("said no")
 
 
 @invariant("start", "a message that is not idempotent runs once, whatever fails and however often it is sent")
@@ -67,9 +73,10 @@ def side_effects_happen_once(world: World, run: Run) -> str:
     if not asks or asks[0].idempotent:
         return ""
     for other in world.ledger.runs[run.group]:
-        if other is run or other.life != run.life or _repeatable(other):
+        if other is run or other.life != run.life or _repeatable(world, other):
             continue
-        return f"m{run.group} runs at {run.agent_id} (run {run.number}) after run {other.number} at {other.agent_id}, {other.state}"
+        before = f"run {other.number} at {other.agent_id}, which is {other.state}"
+        return f"m{run.group} runs at {run.agent_id} (run {run.number}) after {before}"
     return ""
 
 
@@ -138,9 +145,18 @@ def _executed_after_all(world: World, ask: Ask) -> str:
 # ---- never hang ----
 
 
-@invariant("outcome", "a request ends exactly once")
-def a_request_ends_once(world: World, ask: Ask) -> str:
-    return f"{ask} ended {ask.ends} times" if ask.ends != 1 else ""
+@invariant("node turn", "a request ends exactly once in the node's books, and everybody who waits is told then")
+def a_request_ends_once(world: World, process: Process) -> str:
+    state = process.things.get("state")
+    if state is None:
+        return ""
+    open_ones = [request for request in state.requests.values() if request.stage is not Stage.SETTLED]
+    if len(open_ones) != state.unsettled:
+        return f"{len(open_ones)} requests have not ended, {state.unsettled} are counted"
+    for request in state.requests.values():
+        if bool(request.waiters) == (request.stage is Stage.SETTLED):
+            return f"{request.message_id} is {request.stage.name}, {len(request.waiters)} wait for it"
+    return ""
 
 
 @invariant("outcome", "a request ends by its deadline")

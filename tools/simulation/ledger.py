@@ -99,7 +99,7 @@ class Run:
     limit: int
     ended_at: float | None = None
     state: str = "running"
-    """`running`, `done`, `cancelled`, `died` with its process, or the name of what it raised."""
+    """`running`, `done`, `cancelled`, `died` with its process, `said no: …`, or what it raised."""
 
 
 class Ledger:

@@ -111,7 +111,7 @@ class Load:
 
     def _drawn(self, kind: str, caller: Caller, session: str = "") -> tuple[Ask, dict[str, Any], dict[str, Any]]:
         rng, number = self._rng, self._world.number()
-        timeout_s = rng.choice((0.05, 0.3, 1.0, 2.0, 4.0, 8.0, 12.0))
+        timeout_s = rng.choice((0.05, 0.3, 1.0, 2.0, 4.0, 6.0, 9.0))
         if kind == "relay":
             timeout_s = max(timeout_s, 2.0)
         ask = Ask(number, number, caller.process, kind, "request", timeout_s)
@@ -186,7 +186,7 @@ class Load:
             ask.message_id = ids.uuid7(int((UNIX + world.now) * 1000), rng.getrandbits(74))
         options["message_id"] = ask.message_id
         for _ in range(rng.choice((1, 1, 2, 5, 20))):
-            world.scheduler.after(rng.choice((0.0, 0.01, 0.5, 3.0, 7.0)) * rng.random(), self._copy, ask, data, options)
+            world.scheduler.after(rng.choice((0.0, 0.01, 0.5, 3.0, 6.0)) * rng.random(), self._copy, ask, data, options)
 
     def _copy(self, ask: Ask, data: dict[str, Any], options: dict[str, Any]) -> None:
         caller = self._caller()

@@ -14,12 +14,56 @@ from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 TIMER_LEAST_S = (
     1e-5  # a timer is never sooner: here no time passes while it is read, so "just before" would be for ever
 )
 _TASKS_LOOK = 512  # new tasks after which the finished ones are let go
+
+
+class _Handle:
+    """A callback that waits, as `asyncio.Handle`, and half as dear."""
+
+    __slots__ = ("_args", "_callback", "_cancelled", "_context", "_loop", "_when")
+
+    def __init__(
+        self,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        loop: VirtualLoop,
+        context: contextvars.Context | None,
+        when: float = 0.0,
+    ) -> None:
+        self._callback: Callable[..., object] | None = callback
+        self._args = args
+        self._loop = loop
+        self._context = contextvars.copy_context() if context is None else context
+        self._cancelled = False
+        self._when = when
+
+    def cancel(self) -> None:
+        """See `asyncio.Handle`."""
+        self._cancelled = True
+        self._callback, self._args = None, ()
+
+    def cancelled(self) -> bool:
+        """See `asyncio.Handle`."""
+        return self._cancelled
+
+    def when(self) -> float:
+        """See `asyncio.TimerHandle`."""
+        return self._when
+
+    def run(self) -> None:
+        """Call it; what it raises is a fault of its process."""
+        assert self._callback is not None
+        try:
+            self._context.run(self._callback, *self._args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            self._loop.call_exception_handler({"message": f"callback {self._callback!r}", "exception": error})
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
@@ -33,10 +77,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self.dead = False
         self.asleep_s = 0.0
         """For how long the machine was suspended: timers do not count that time, the boot clock does."""
+        self.boot_base_s = 0.0
+        """Added to the true time: the boot clock of this process. Clocks need not agree."""
         self.faults: list[str] = []
         """What nobody caught: a callback or a task that ended with an exception."""
         self.tasks: list[asyncio.Task[Any]] = []
-        self._ready: deque[asyncio.Handle] = deque()
+        self._ready: deque[_Handle] = deque()
         self._closed = False
 
     # ---- what asyncio asks ----
@@ -61,10 +107,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         """Run it in this loop's next turn."""
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = _Handle(callback, args, self, context)
         self._ready.append(handle)
         self.scheduler.has_work(self)
-        return handle
+        return cast("asyncio.Handle", handle)
 
     call_soon_threadsafe = call_soon
 
@@ -72,18 +118,15 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         """Run it `delay` seconds of this process's monotonic clock from now."""
-        return self.call_at(self.time() + delay, callback, *args, context=context)
+        return self.call_at(self.scheduler.now - self.asleep_s + delay, callback, *args, context=context)
 
     def call_at(
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         """Run it at a time of this process's monotonic clock."""
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        handle = _Handle(callback, args, self, context, when)
         self.scheduler.push_timer(max(when + self.asleep_s, self.scheduler.now + TIMER_LEAST_S), handle, self)
-        return handle
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """asyncio tells; the scheduler skips it when its time comes."""
+        return cast("asyncio.TimerHandle", handle)
 
     def create_future(self) -> asyncio.Future[Any]:
         """A future of this loop."""
@@ -111,7 +154,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """True when a turn would do something."""
         return bool(self._ready) and not self.frozen and not self.dead
 
-    def due(self, handle: asyncio.Handle) -> None:
+    def due(self, handle: _Handle) -> None:
         """A timer's time has come; a frozen process will see that when it goes on."""
         self._ready.append(handle)
 
@@ -123,7 +166,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             for _ in range(len(ready)):
                 handle = ready.popleft()
                 if not handle._cancelled:
-                    handle._run()
+                    handle.run()
         finally:
             events._set_running_loop(None)
 
@@ -170,7 +213,7 @@ class Scheduler:
         if not loop.frozen:
             self._working[loop] = None
 
-    def push_timer(self, when: float, handle: asyncio.TimerHandle, loop: VirtualLoop) -> None:
+    def push_timer(self, when: float, handle: _Handle, loop: VirtualLoop) -> None:
         """Something of a process is due at a true time, if its machine is not suspended meanwhile."""
         self._count += 1
         heapq.heappush(self._timers, (when, self._count, loop.asleep_s, loop, handle))

@@ -98,9 +98,16 @@ class _Incarnations(MutableMapping[int, bytes]):
 
 def _clock(world: World) -> types.SimpleNamespace:
     """Stands for the module `time`: the clocks of the process whose turn it is."""
+    scheduler = world.scheduler
+
+    def boot_s(_: int = 0) -> float:
+        loop = scheduler.current
+        assert loop is not None, "only processes look at clocks"
+        return scheduler.now + loop.boot_base_s
+
     return types.SimpleNamespace(
-        clock_gettime=lambda _: world.current.boot_s,
-        monotonic=lambda: world.current.boot_s,
+        clock_gettime=boot_s,
+        monotonic=boot_s,
         time=lambda: world.current.unix,
         time_ns=lambda: int(world.current.unix * 1e9),
     )

@@ -27,8 +27,7 @@ class Process:
         self.rng = Random(f"{world.seed}/{self.name}")
         self.loop = VirtualLoop(world.scheduler, self.name, self)
         self.incarnation = self.rng.getrandbits(128).to_bytes(16, "big")
-        self.boot_base_s = self.rng.uniform(10, 1e6)
-        """Clocks need not agree: each process has a boot clock of its own."""
+        self.loop.boot_base_s = self.rng.uniform(10, 1e6)
         self.wall_offset_s = self.rng.uniform(-2, 2)
         self.started_at = world.now
         self.died_at: float | None = None
@@ -48,11 +47,6 @@ class Process:
         return self.name
 
     # ---- clocks ----
-
-    @property
-    def boot_s(self) -> float:
-        """CLOCK_BOOTTIME: goes on while it is frozen or suspended."""
-        return self.world.now + self.boot_base_s
 
     @property
     def unix(self) -> float:

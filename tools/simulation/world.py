@@ -1,6 +1,6 @@
 """One world: a node, agents, callers, a network, a plan drawn from a seed, and the time in which it happens.
 
-0 s to 20 s: requests begin, faults happen. 25 s: everything heals (what was killed is there again, what was slow is
+0 s to 16 s: requests begin, faults happen. 20 s: everything heals (what was killed is there again, what was slow is
 fast). From then on all must settle: every request ends by its deadline, then every gauge is back to 0, and every agent
 answers again.
 """
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from .network import Connection
 
 ADDRESS = "node-1:7070"
-LOAD_UNTIL_S = 20.0
-HEALED_AT_S = 25.0
-ANSWERED_BY_S = 40.0  # the last deadline, and what a process that did not run may add
-SETTLED_BY_S = 62.0  # graces, resume windows and the expiry of dead links after it
-PROBED_BY_S = 75.0
+LOAD_UNTIL_S = 16.0
+HEALED_AT_S = 20.0
+ANSWERED_BY_S = 34.0  # the last deadline, and what a process that did not run may add
+SETTLED_BY_S = 54.0  # graces, resume windows and the expiry of dead links after it
+PROBED_BY_S = 66.0
 PROBES_APART_S = 0.2
 ENDED_WITHIN_S = 30.0
 LOOK_EVERY_TURNS = 8  # of the processes beside the node: their queues change slowly
