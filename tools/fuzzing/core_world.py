@@ -26,6 +26,7 @@ MALLORY = Identity(principal="mallory")
 ATTACKERS = 2
 CALLS_MAX = 16  # of an attacker at the same time; the oldest is hung up on
 DELIVERED_MAX = 8  # the last ones, to be answered
+HOLD = "hold"
 SETTLE_S = 40.0  # longer than any resume window, cancel grace and heartbeat time
 
 
@@ -177,6 +178,8 @@ class CoreWorld:
         self.victim = self.core.caller("victim")
         """It calls the attackers' agents."""
         self.attackers = [Attacker(self, number + 1) for number in range(ATTACKERS)]
+        self.held = ""
+        """A request of the neighbour that is under way: nobody but its agent can answer or end it."""
         self.asked = 0
         self.called: list[str] = []
 
@@ -215,7 +218,8 @@ class CoreWorld:
         self.core.pump()
 
     def ask(self) -> None:
-        """The neighbour's request, which must be answered whatever else goes on."""
+        """The neighbour's requests: one must be answered at once, one was under way since the last time."""
+        self._answer_held()
         message = self.asker.request("hi", agent_id="echo/1")
         assert self.asker.text_of(message) == "ok", "the neighbour was not served"
         self.asked += 1
@@ -223,6 +227,14 @@ class CoreWorld:
         for process in (self.asker, self.neighbour):  # what a test would look at later is not wanted here
             for kept in (process.replies, process.requests, process.events, process.cancels, process.signals):
                 kept.clear()
+        self.held = self.asker.request(HOLD, agent_id="echo/1", timeout_ms=600_000)
+
+    def _answer_held(self) -> None:
+        if self.held:
+            (request,) = [each for each in self.neighbour.running.values() if each.message_id == self.held]
+            self.neighbour.answer(request, "held")
+            assert self.asker.text_of(self.held) == "held", "somebody else answered the neighbour's request"
+            self.held = ""
 
     def learn(self, frame: Frame) -> None:
         """What the node told an attacker is used against it."""
@@ -230,7 +242,8 @@ class CoreWorld:
             if envelope.type == REQUEST:
                 self.words.delivered.append(envelope)
                 del self.words.delivered[:-DELIVERED_MAX]
-            self.words.learn((envelope.message_id, envelope.source), (envelope.entry, envelope.lineage))
+            entries = (envelope.entry, *_guessed(envelope.entry))
+            self.words.learn((envelope.message_id, envelope.source), (*entries, envelope.lineage))
 
     def settle(self) -> None:
         """The attackers go; nothing of theirs may be left, and the neighbour is there as ever."""
@@ -240,6 +253,7 @@ class CoreWorld:
             who.cut()
         self.core.advance(SETTLE_S)
         self.ask()
+        self._answer_held()
         for message in self.called:
             self.victim.reply_to(message)  # whatever it says, it is one
         self.core.assert_settled()
@@ -251,9 +265,17 @@ class CoreWorld:
         assert state.topics.count == 0 and not state.arriving
 
 
+def _guessed(entry: bytes) -> Iterator[bytes]:
+    """Entries of others: the next ones, and the one before."""
+    if len(entry) == 16:
+        number = int.from_bytes(entry[8:], "big")
+        yield from (entry[:8] + near.to_bytes(8, "big") for near in (number - 1, number + 1, number + 2) if near >= 0)
+
+
 def _answer(process: Process, envelope: Envelope) -> None:
     assert envelope.type == REQUEST
-    process.answer(envelope, pump=False)
+    if envelope.payload.text != HOLD:
+        process.answer(envelope, pump=False)
 
 
 # ---- steps as bytes, for a fuzzer that knows bytes only ----

@@ -91,6 +91,8 @@ class Drawing:
         if rng.random() < 0.2:
             target = Target(agent_type=rng.choice(("evil", "echo")))
             return Envelope(target=target, lineage=request.lineage, source=request.recipient, timeout_ms=1000)
+        if rng.random() < 0.2:
+            echoed["entry"] = rng.choice(self.words.blobs)  # somebody else's, perhaps
         response = Envelope(
             type=RESPONSE, correlation_id=request.message_id, source=request.recipient, sequence=rng.randrange(3),
             more=rng.random() < 0.4, **echoed,
