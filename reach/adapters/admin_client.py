@@ -21,6 +21,11 @@ from reach.core.ports import MeshFailure
 M = TypeVar("M", bound=Message)
 
 _DETAILS_KEY = "grpc-status-details-bin"
+_NO_ANSWER = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,  # a server that stops says so of the calls that it has just got
+)
 _LISTED_MAX = 100_000  # agents shown to a person at most; a mesh of more is asked with a filter
 
 
@@ -148,7 +153,7 @@ def _told(error: grpc.aio.AioRpcError) -> MeshFailure | None:
                 continue
             if told is not None:
                 return MeshFailure(told)
-    if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+    if error.code() in _NO_ANSWER:
         return None
     text = f"the server there is no Agent-Reach node of this version ({error.code().name}: {error.details()})"
     return MeshFailure(Error(code=INTERNAL, message=text))

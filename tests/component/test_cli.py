@@ -72,7 +72,20 @@ def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "command", ["serve", "demo", "test-agent", "agents", "call", "explain", "trace", "check-config", "version"]
+    "command",
+    [
+        "serve",
+        "demo",
+        "test-agent",
+        "agents",
+        "call",
+        "explain",
+        "trace",
+        "breakers",
+        "drain",
+        "check-config",
+        "version",
+    ],
 )
 def test_every_command_has_help_with_an_example(command: str) -> None:
     result = CliRunner().invoke(reach, [command, "--help"])
@@ -84,6 +97,13 @@ def test_an_unknown_command_names_the_nearest() -> None:
     result = run("agnts")
     assert result.returncode == 2
     assert "Did you mean 'agents'?" in result.stderr
+
+
+def test_the_version_is_an_option_too() -> None:
+    result = run("--version")
+    assert result.returncode == 0
+    assert result.stdout == run("version").stdout
+    assert result.stdout.startswith("Agent-Reach 0")
 
 
 def test_version_is_printed_and_as_json() -> None:
@@ -114,6 +134,50 @@ def test_explain_and_call_need_one_target_and_say_how() -> None:
         assert "--capability" in result.output
         result = CliRunner().invoke(reach, [*command, "--id", "a/1", "--type", "a"])
         assert result.exit_code == 2
+
+
+def test_breakers_are_listed_and_reset(node: str) -> None:
+    result = CliRunner().invoke(reach, ["breakers", "--url", node])
+    assert result.exit_code == 0
+    assert result.output.split()[:7] == ["AGENT", "BREAKER", "TRIPS", "NEXT", "PROBE", "ENV", "echo/1"]
+    as_json = CliRunner().invoke(reach, ["breakers", "--url", node, "--json"])
+    assert json.loads(as_json.output)["breakers"][0]["state"] == "OPEN"
+    for arguments in (["breakers", "reset", "echo/1", "--url", node], ["breakers", "--url", node, "reset", "echo/1"]):
+        result = CliRunner().invoke(reach, arguments)
+        assert result.output == "the breaker of echo/1 is closed\n"
+
+
+def test_a_drain_is_begun_and_what_runs_is_told(node: str) -> None:
+    result = CliRunner().invoke(reach, ["drain", "echo/1", "--no-wait", "--json", "--url", node])
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["in_flight"] == 1
+    assert "echo/1 drains: 1 requests in flight" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["drain"], "AGENT_ID, or --node"),
+        (["drain", "echo/1", "--node"], "AGENT_ID, or --node"),
+        (["drain", "echo/1", "--timeout", "0"], "above 0 and at most 3600"),
+        (["call", "-c", "echo", "--timeout", "0", "x"], "'0' is not a number of seconds above 0"),
+        (["call", "-c", "echo", "--timeout", "-1", "x"], "'-1' is not a number of seconds above 0"),
+        (["call", "-c", "echo", "--timeout", "nan", "x"], "'nan' is not a number of seconds above 0"),
+        (["call", "-c", "echo", "--timeout", "inf", "x"], "'inf' is not a number of seconds above 0"),
+        (["call", "-c", "echo", '{"x": NaN}'], "NaN in DATA"),
+        (["call", "-c", "echo", "[1e999]"], "1e999 in DATA"),
+    ],
+)
+def test_what_cannot_be_meant_is_a_usage_error(arguments: list[str], words: str) -> None:
+    result = CliRunner().invoke(reach, arguments)
+    assert result.exit_code == 2
+    assert words in " ".join(result.stderr.split())
+
+
+def test_data_that_looks_like_broken_json_is_sent_as_text_and_said_to_be(closed_port: str) -> None:
+    result = run("call", "-c", "echo", "--url", closed_port, '{"hello": "world"')
+    assert "looks like JSON, but is none (Expecting ',' delimiter" in result.stderr
+    assert "looks like JSON" not in run("call", "-c", "echo", "--url", closed_port, "hello {world}").stderr
 
 
 def test_trace_prints_or_ends_with_what_the_mesh_said(node: str) -> None:
