@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from random import Random
 
 import pytest
 
@@ -197,6 +199,20 @@ def test_a_copy_of_a_running_one_is_accepted_again_and_runs_and_is_published_onc
     core.assert_settled()
 
 
+def test_fifty_copies_submitted_at_once_run_once_and_are_published_once() -> None:
+    core = CoreMesh()
+    agent, _, listener = stage(core)
+    callers = [core.caller(f"c{number}") for number in range(50)]
+    for caller in callers:
+        caller.send(core.envelope("work", message_id="one", fresh=False, reply_topic=TOPIC))
+    core.pump()
+    assert all(accepted(caller.reply_to("one")) for caller in callers)
+    agent.answer("one", "once")
+    assert len(agent.requests) == 1 and callback(listener).payload.text == "once"
+    assert counted(core) == (50, 1, 0)
+    core.assert_settled()
+
+
 def test_a_copy_of_a_finished_one_is_accepted_again_and_not_published_again() -> None:
     core = CoreMesh()
     agent, caller, listener = stage(core)
@@ -371,3 +387,49 @@ def test_a_loop_that_goes_by_callbacks_dies_like_any_other() -> None:
         planner.request(agent_type="worker", reply_topic=TOPIC, lineage=last.lineage, source="planner/1")
     assert rounds < 12
     assert core.state.stats.loops["hop_limit"] >= 1
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_happens_each_acceptance_has_one_callback_and_each_refusal_none(seed: int) -> None:
+    core, rng = CoreMesh(seed), Random(seed)
+    agents = [core.agent(f"echo/{number}", max_concurrency=3) for number in range(2)]
+    callers = [core.caller(f"c{number}") for number in range(3)]
+    listener = core.process("listener")
+    listener.subscribe(TOPIC)
+    sent: list[tuple[Process, str]] = []
+    for _ in range(120):
+        agent, caller = rng.choice(agents), rng.choice(callers)
+        match rng.randrange(9):
+            case 0 | 1 | 2:
+                timeout_ms = rng.choice((200, 2_000, 20_000))
+                idempotent, profile = rng.random() < 0.5, rng.choice((0, pb.RPC, pb.TASK))
+                how = {"timeout_ms": timeout_ms, "idempotent": idempotent, "profile": profile}
+                sent.append((caller, caller.request(reply_topic=TOPIC, **how)))
+            case 3 | 4 if agent.running and agent.connected:
+                running = rng.choice(list(agent.running.values()))
+                if rng.random() < 0.7:
+                    agent.answer(running, more=False)
+                else:
+                    agent.answer(running, error=failure(codes.AGENT_ERROR, "no", retryable=rng.random() < 0.5))
+            case 5 if sent:
+                _, message = rng.choice(sent)
+                caller.cancel(message)
+            case 6 if agent.connected:
+                agent.cut()
+            case 7 if not agent.connected:
+                agent.connect()
+            case _:
+                core.advance(rng.random() * 2)
+    for agent in agents:
+        agent.handler = lambda process, request: process.answer(request, pump=False)
+        if not agent.connected:
+            agent.connect()
+        for running in list(agent.running.values()):
+            agent.answer(running)
+    core.advance(400)
+    told = Counter(found.correlation_id for found in listener.callbacks)
+    for caller, message in sent:
+        refused = caller.reply_to(message).HasField("error")
+        assert told.pop(message, 0) == (0 if refused else 1), message
+    assert not told
+    core.assert_settled()

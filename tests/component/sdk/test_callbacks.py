@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -172,3 +174,28 @@ async def test_a_def_handler_submits_too(caplog: pytest.LogCaptureFixture) -> No
         message_id = (await mesh.request("refuse", agent_type="planner", timeout=5)).data
         assert (await next_event(events)).correlation_id == message_id
         assert f"request {message_id} failed" in caplog.text
+
+
+async def test_a_hundred_races_of_cancel_and_answer_have_one_terminal_event_each() -> None:
+    async with InProcessMesh() as mesh, mesh.subscribe(TOPIC) as events:
+        agent, rng = Agent("racer", drain_timeout=1.0), random.Random(7)
+
+        @agent.handler
+        async def race(turns: int) -> int:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            return turns
+
+        await mesh.add(agent)
+        ended: Counter[str] = Counter()
+        for _ in range(100):
+            turns = rng.randrange(8)
+            accepted = await mesh.submit(turns, agent_type="racer", reply_topic=TOPIC, timeout=20)
+            for _ in range(rng.randrange(8)):
+                await asyncio.sleep(0)
+            await mesh.cancel(accepted.message_id)
+            event = await next_event(events)
+            assert event.correlation_id == accepted.message_id, "an event too many of the one before"
+            ended["done" if event.error is None else event.error.code] += 1
+        assert set(ended) == {"done", "CANCELLED"}, f"no race at all: {ended}"
+        assert not events._inbox or not events._inbox.events
