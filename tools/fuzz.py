@@ -85,7 +85,11 @@ def guided(name: str, seconds: float, seed: int) -> bool:
             ended = subprocess.run(command, capture_output=True, text=True, timeout=seconds + GRACE_S, check=False)
             code, text = ended.returncode, ended.stdout + ended.stderr
         except subprocess.TimeoutExpired as late:
-            code, text = -1, f"did not end in time\n{late.stderr or b''!r}"
+            said = late.stderr or b""
+            code, text = (
+                -1,
+                f"{said.decode(errors='replace') if isinstance(said, bytes) else said}\ndid not end in time",
+            )
         found = [path.read_bytes() for path in Path(folder).glob("found-*")]
     if code == 0 and not found:
         print(f"{name}: {_last_words(text)}; nothing found")
