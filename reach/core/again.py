@@ -156,6 +156,7 @@ def _go_on(state: State, request: Request, how: Failed, error: Error, decision: 
         error.details["not_retried"] = "the retry budget of the target's type is used up"
         request.note("retry suppressed", state.now, "retry budget used up")
         return False
+    state.budget.planned(request.agent_type, state.now)
     agent, lane = request.agent, request.lane
     assert agent is not None
     name = codes.ErrorCode.Name(error.code)

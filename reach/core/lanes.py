@@ -234,6 +234,9 @@ def leave(state: State, request: Request) -> None:
     elif request in lane.waiting:
         lane.waiting.remove(request)
         state.queue.held_elsewhere -= len(request.data)
+        if lane.in_turn and not lane.waiting and lane.owner is not None:  # nothing of it waits for a slot any more
+            lane.in_turn = False
+            lane.owner.lanes_waiting.remove(lane)
     state.lanes_ready.append(lane)
 
 

@@ -7,7 +7,7 @@ else: its own table joins or replays.
 For a while after the start (`resume_window_s`) a request that was sent again (`resent`) waits for who has it, or for
 any agent that can take it, instead of NO_ROUTE; a new one is told NO_ROUTE at once. One that may have been running
 when the node went, and that nobody claims, is not run again unless it is `idempotent`: AGENT_LOST. Everything that
-waits here is bounded, and has its own deadline like any other request. Why: docs/decisions/0011.
+waits here is bounded, and has its own deadline like any other request. Why: docs/decisions/0012.
 """
 
 from __future__ import annotations

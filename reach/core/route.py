@@ -200,7 +200,7 @@ def hand_over(
     attachment.attempts[request.number] = request
     if request.attempt:
         state.stats.retries += 1
-        state.budget.noted(agent.agent_type, attachment, now)
+        state.budget.began(attachment)
         request.budgeted = attachment
     else:
         state.budget.requested(agent.agent_type, now)

@@ -150,6 +150,9 @@ async def amplification(seconds: float, tree: Path | None) -> dict[str, Any]:
         caller = await mesh.caller()
         run_s = max(3.0, seconds)
         load = {"do": "steady", "targets": [{"agent_type": "broken"}], "rate": AMPLIFIED_RATE, "seconds": run_s}
-        made = len((await caller.ask(load, run_s + _SETTLE_S))["requests"])
+        requests = (await caller.ask(load, run_s + _SETTLE_S))["requests"]
+        others = {outcome for _, _, outcome in requests} - {"AGENT_ERROR"}
+        if others:
+            raise Failed(f"requests to a target that fails ended with {', '.join(sorted(others))}")
         reached = (await target.ask({"do": "count"}, _SETTLE_S))["count"]
-    return {"made": made, "reached": reached, "ratio": reached / made}
+    return {"made": len(requests), "reached": reached, "ratio": reached / len(requests)}
