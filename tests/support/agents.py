@@ -5,8 +5,9 @@
         worker.runs()                                    # what its handler was started for, in order
 
 Data is text (answered as it is) or an object: {"n": 1, "sleep": 0.5} is answered with its n after sleeping; `block`
-stops the loop instead, `forever` never ends, `raise` raises, `stream` yields numbers with a pause between. Each run is
-written down before anything else, in a file that outlives the process: the external counter of side effects.
+stops the loop, `die` ends the process, `forever` never ends, `raise` raises, `stream` yields numbers with a pause
+between. Each run is written down before anything else, in a file that outlives the process: the external counter of
+side effects.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ RESUME_S = 1.0  # QUICK's resume_window_s
 SETTLE_S = RESUME_S  # a lost agent's requests are settled within it
 BUSY_S = 3.0  # what a loaded machine may add to any of these
 
-EVENTUALLY_S = 15.0
+EVENTUALLY_S = 30.0  # likewise; what is promised within a time gives its own
 
 
 async def eventually(
@@ -66,6 +67,8 @@ async def act(data: Any, ctx: Context, name: str) -> Any:
         return data
     if "sleep" in data:
         await asyncio.sleep(data["sleep"])
+    if data.get("die"):
+        os._exit(3)
     if "block" in data:
         time.sleep(data["block"])  # noqa: ASYNC251  # the fault it is made for
     if data.get("forever"):
@@ -111,6 +114,7 @@ class AgentProcess:
     def __init__(self, url: str, name: str, arguments: tuple[str, ...], written: Path, log: Path) -> None:
         self._command = [sys.executable, "-m", "tests.support.agents", url, name, "--written", str(written), *arguments]
         self._written, self._log = written, log
+        self.agent_id = name
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
