@@ -38,7 +38,7 @@ from tests.support.watched import TASKS
 
 __all__ = ["QUICK", "Node", "NodeProcess", "config", "default_node", "running", "start_node"]
 
-READY_S = 20.0
+READY_S = 60.0  # of a machine that starts many processes at once; no promise
 POLL_S = 0.03
 
 QUICK: Mapping[str, object] = MappingProxyType(
