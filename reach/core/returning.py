@@ -21,6 +21,7 @@ from agentreach.v1.envelope_pb2 import Envelope, Target
 from agentreach.v1.error_pb2 import Error
 from agentreach.wire.errors import failure
 from agentreach.wire.ids import uuid7_unix_ms
+from agentreach.wire.names import normalise_env
 from reach.core import credit, lanes, route, settle
 from reach.core.agents import FULL
 from reach.core.brought import Held, Parked, Returning
@@ -45,7 +46,7 @@ def holds(state: State, attachment: Attachment, holdings: Iterable[pb.Holding]) 
     here = {request.key for request in attachment.attempts.values()}
     for holding in holdings:
         key = (agent.tenant, holding.key.principal, agent.env, holding.key.message_id)
-        if key in here or holding.key.tenant != agent.tenant or holding.key.env != agent.env:
+        if key in here or holding.key.tenant != agent.tenant or normalise_env(holding.key.env) != agent.env:
             continue  # an attempt of this node's own has its slot already
         former = table.get(key, state.now)
         if former is not None:

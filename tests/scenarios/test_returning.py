@@ -23,7 +23,8 @@ NONE_YET = b"formerly" + bytes(8)
 
 
 def holding(message_id: str, *, running: bool = True, who: Identity = ANYBODY) -> frames.Holding:
-    key = frames.MessageKey(tenant=who.tenant, principal=who.principal, env="production", message_id=message_id)
+    """As an SDK says it: the env as it stood in the envelope, empty for production."""
+    key = frames.MessageKey(tenant=who.tenant, principal=who.principal, message_id=message_id)
     return frames.Holding(key=key, state=frames.Holding.RUNNING if running else frames.Holding.REPLIED)
 
 
