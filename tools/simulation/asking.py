@@ -56,6 +56,8 @@ class Asking:
         envelope.message_id, envelope.session_id = ask.message_id, ask.session
         envelope.idempotent = ask.idempotent
         envelope.target.agent_type = options["agent_type"]
+        if ask.profile:
+            envelope.profile = pb.CallProfile.Value(ask.profile)
         await self._noted(ask, lambda: self._call(engine, ask, envelope))
 
     # ---- inside ----

@@ -294,8 +294,9 @@ def bounds_of_the_node_hold(world: World, process: Process) -> str:
     if len(state.replay._table) > rules.replay_entries_max:
         return f"{len(state.replay._table)} outcomes are kept, the bound is {rules.replay_entries_max}"
     for lane in state.lanes.values():
-        if len(lane.waiting) > rules.lane_max:
-            return f"{len(lane.waiting)} messages wait in {lane.key}, the bound is {rules.lane_max}"
+        waiting = sum(not request.attempt for request in lane.waiting)  # a retry has its place already
+        if waiting > rules.lane_max:
+            return f"{waiting} messages wait in {lane.key}, the bound is {rules.lane_max}"
     for peer in state.peers.values():
         link = peer.link
         if link.waiting_bytes > limits.OUTBOX_BYTES_HARD_MAX or link.unacked > limits.UNACKED_ENVELOPES_MAX + 256:
@@ -362,7 +363,8 @@ def _restless(state: Any) -> str:
             return f"{numbers.in_flight} requests of {name} count as in flight"
     for agent in state.directory:
         if agent.in_flight or agent.link.attempts or agent.link.lanes_waiting:
-            return f"{agent.agent_id} has {agent.in_flight} in flight, {len(agent.link.attempts)} attempts"
+            held = f"{len(agent.link.attempts)} attempts, {len(agent.link.lanes_waiting)} lanes in turn"
+            return f"{agent.agent_id} has {agent.in_flight} in flight, {held}"
         if agent.pinned_sessions != len(agent.link.pinned):
             return f"{agent.agent_id} counts {agent.pinned_sessions} sessions, {len(agent.link.pinned)} are pinned"
     for lane in state.lanes.values():
