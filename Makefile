@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help setup run test check bench fuzz soak docs proto fmt clean
+.PHONY: help setup run test check bench sim fuzz soak docs proto fmt clean
 
 help:            ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -40,6 +40,9 @@ check: $(STAMP)  ## format, lint, types, layers, generated code and pages (under
 
 bench: $(VENV)/.bench ## throughput and latency as ratios to plain gRPC and NATS; AGAINST=<commit> compares two trees
 	@$(BIN)/python tools/bench.py $(if $(QUICK),--quick) $(if $(AGAINST),--against $(AGAINST)) $(ARGS)
+
+sim: $(STAMP)    ## 300 seeds of the whole mesh on virtual time, with faults (3 minutes at most); SEEDS=1-1000, ARGS=--help
+	@$(BIN)/python tools/sim.py --seeds $(or $(SEEDS),1-300) $(ARGS)
 
 $(VENV)/.fuzz: $(STAMP)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group fuzz

@@ -7,7 +7,7 @@
     python tools/sim.py --invariants         what is checked
 
 A seed replays exactly: the same events, frames and bytes. Exit code 0: all invariants held; 1: some did not; 2: used
-wrongly. docs/design/simulator.md says how it works.
+wrongly. docs/howto/simulate.md says how it works.
 """
 
 from __future__ import annotations

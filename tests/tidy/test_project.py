@@ -10,10 +10,11 @@ import pytest
 
 from tests.tidy.sources import ROOT, sources
 
-TARGETS = ("setup", "run", "test", "check", "bench", "fuzz", "soak", "proto", "fmt")
+TARGETS = ("setup", "run", "test", "check", "bench", "sim", "fuzz", "soak", "proto", "fmt")
 PAGES = (
     "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "docs/tutorial.md",
     "docs/howto/operate.md", "docs/howto/write-an-agent.md", "docs/howto/callbacks.md", "docs/howto/dead-letters.md",
+    "docs/howto/simulate.md",
     "docs/reference/settings.md", "docs/reference/limits.md",
     "docs/reference/metrics.md", "docs/reference/errors.md", "docs/reference/cli.md", "docs/design/behaviour.md",
     "docs/design/contract.md", "docs/design/house.md", "docs/design/cluster.md",
