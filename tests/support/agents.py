@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import ctypes
 import gc
 import os
 import secrets
@@ -108,6 +109,24 @@ def make(name: str, url: str, written: Path | None = None, topic: str = "", **mo
     return agent
 
 
+def make_pooled(name: str, url: str, written: Path | None = None, **more: Any) -> Agent:
+    """One whose handler is a plain `def`, and runs in threads: `block` holds its thread, `gil` the whole process."""
+    agent = Agent(name, url=url, **{"drain_timeout": 5.0, **more})
+
+    @agent.handler
+    def work(data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        if written is not None:
+            with written.open("a") as runs:
+                runs.write(f"{data.get('n', '')}\n")
+        time.sleep(data.get("block", 0))
+        ctypes.PyDLL(None).usleep(int(data.get("gil", 0) * 1e6))  # like an extension, or a regular expression, can
+        return data.get("n")
+
+    return agent
+
+
 class AgentProcess:
     """One such agent in a process of its own."""
 
@@ -173,13 +192,15 @@ def main() -> None:
     parser.add_argument("--drain", type=float, default=5.0)
     parser.add_argument("--capabilities", default="")
     parser.add_argument("--topic", default="")
+    parser.add_argument("--pool", action="store_true", help="handlers that are plain functions")
     parser.add_argument("--collect", action="store_true", help="collect garbage all the time")
     options = parser.parse_args()
-    agent = make(
-        options.name, options.url, options.written, options.topic,
-        max_concurrency=options.max, drain_timeout=options.drain,
-        capabilities=[name for name in options.capabilities.split(",") if name],
-    )  # fmt: skip
+    capabilities = [name for name in options.capabilities.split(",") if name]
+    more = {"max_concurrency": options.max, "drain_timeout": options.drain, "capabilities": capabilities}
+    if options.pool:
+        agent = make_pooled(options.name, options.url, options.written, **more)
+    else:
+        agent = make(options.name, options.url, options.written, options.topic, **more)
     if options.collect:
         gc.set_threshold(1)
     agent.run()
