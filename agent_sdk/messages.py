@@ -109,6 +109,11 @@ class Event:
         """Why a submitted request has no result (`.data` is None then); None if it has, and for what was published."""
         return failed_callback(self._envelope)
 
+    @property
+    def session_event(self) -> str | None:
+        """For the outcome of a submitted request: None, or what happened to its session, as `Reply.session_event`."""
+        return session_event(self._envelope)
+
     def __eq__(self, other: object) -> bool:
         return bool(self.data == (other.data if isinstance(other, Event) else other))
 

@@ -27,6 +27,10 @@ def dead() -> None:
 
     Kept are requests that were cut as loops (HOP_LIMIT, LOOP_DETECTED), and TASKs whose attempts are used up. What
     their payloads hold is never shown.
+
+    \b
+    Example:
+      reach dead list
     """
 
 

@@ -82,6 +82,7 @@ def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
         "explain",
         "trace",
         "breakers",
+        "dead",
         "drain",
         "check-config",
         "version",
@@ -294,3 +295,12 @@ def test_ctrl_c_before_the_work_began_leaves_no_warning(monkeypatch: pytest.Monk
     with pytest.raises(KeyboardInterrupt):
         ending.run(work)
     assert work.cr_frame is None  # closed: Python has nothing to say about it
+
+
+def test_dead_letters_are_listed_and_redriven_with_the_exit_codes_of_every_command(node: str, closed_port: str) -> None:
+    listed = run("dead", "list", "--url", node)
+    assert listed.returncode == 0 and "m1" in listed.stdout and "HOP_LIMIT" in listed.stdout, listed.stderr
+    assert json.loads(run("dead", "redrive", "m1", "--json", REACH_URL=node).stdout)["messageId"] == "m2"
+    assert run("dead", "list", "--url", closed_port).returncode == Exit.NO_NODE
+    assert CliRunner().invoke(reach, ["dead", "redrive"]).exit_code == Exit.USAGE
+    assert CliRunner().invoke(reach, ["call", "-c", "x", "--stream", "--reply-topic", "t", "1"]).exit_code == Exit.USAGE

@@ -355,6 +355,21 @@ def test_items_of_all_callbacks_together_are_bounded() -> None:
     assert core.state.callbacks.gathered_bytes == GATHERED_BYTES_MAX - 100
 
 
+# ---- sessions ----
+
+
+def test_a_submitted_message_of_a_session_keeps_its_place_and_tells_of_the_session() -> None:
+    core = CoreMesh()
+    agent, caller, listener = stage(core)
+    messages = [caller.request(str(number), session_id="s", reply_topic=TOPIC) for number in range(3)]
+    for number, message in enumerate(messages):
+        assert len(agent.requests) == number + 1
+        agent.answer(message, f"done {number}")
+    assert [found.correlation_id for found in listener.callbacks] == messages
+    assert [found.session_event for found in listener.callbacks] == [pb.STARTED, 0, 0]
+    core.assert_settled()
+
+
 # ---- call trees ----
 
 

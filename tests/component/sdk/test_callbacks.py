@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ from agent_sdk import (
     Rejected,
     Subscription,
     Timeout,
+    sync,
 )
 from agent_sdk.testing import InProcessMesh
 
@@ -199,3 +200,32 @@ async def test_a_hundred_races_of_cancel_and_answer_have_one_terminal_event_each
             ended["done" if event.error is None else event.error.code] += 1
         assert set(ended) == {"done", "CANCELLED"}, f"no race at all: {ended}"
         assert not events._inbox or not events._inbox.events
+
+
+async def test_the_outcome_tells_what_happened_to_the_session() -> None:
+    async with InProcessMesh() as mesh, mesh.subscribe(TOPIC) as events:
+        await mesh.add(worker())
+        for event in ("STARTED", None):
+            await mesh.submit(1, agent_type="worker", reply_topic=TOPIC, timeout=5, session="s")
+            assert (await next_event(events)).session_event == event
+
+
+def test_without_async_it_is_the_same() -> None:
+    loop = sync._loop()
+    node = InProcessMesh()
+
+    def on_the_loop(work: Coroutine[Any, Any, Any]) -> None:
+        asyncio.run_coroutine_threadsafe(work, loop).result(LIMIT_S)
+
+    on_the_loop(node.__aenter__())
+    try:
+        on_the_loop(node.add(worker()))
+        with sync.connect(transport=node.new_transport(), own_link=True) as mesh, mesh.subscribe(TOPIC) as events:
+            accepted = mesh.submit(1, agent_type="worker", reply_topic=TOPIC, timeout=5)
+            event = next(events)
+            assert event.correlation_id == accepted.message_id and event.data == {"did": 1}
+            accepted = mesh.submit("hang", agent_type="worker", reply_topic=TOPIC, timeout=60)
+            mesh.cancel(accepted.message_id)
+            assert isinstance(next(events).error, Cancelled)
+    finally:
+        on_the_loop(node.__aexit__(None, None, None))
