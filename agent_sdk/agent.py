@@ -76,18 +76,10 @@ class Agent:
         own_link: bool = False,
         transport: Transport | None = None,
     ) -> None:
-        if not isinstance(name_or_type, str):
-            raise TypeError(f"name_or_type must be text, got {name_or_type!r}")
-        agent_type, slash, own = name_or_type.partition("/")
-        fault = names.agent_type_fault(agent_type) or (names.agent_id_fault(name_or_type) if slash else None)
-        if fault is not None:
-            raise ValueError(f"agent {name_or_type!r}: {fault}")
+        agent_type, own = _name_parts(name_or_type)
         capabilities = arguments.names("capabilities", capabilities)
         arguments.check_labels(labels)
-        arguments.check_whole("weight", weight, 1, WEIGHT_MAX)
-        arguments.check_whole("priority", priority, -(2**31), 2**31 - 1)
-        arguments.check_whole("max_concurrency", max_concurrency, 0, CONCURRENCY_MAX)
-        arguments.check_whole("session_concurrency", session_concurrency, 1, CONCURRENCY_MAX)
+        _check_numbers(weight, priority, max_concurrency, session_concurrency)
         for what, text in (("version", version), ("env", env), ("description", description)):
             arguments.check_text(what, text)
         arguments.check_seconds("drain_timeout", drain_timeout)
@@ -274,6 +266,23 @@ class Agent:
         from agent_sdk.serving import run
 
         run(self)
+
+
+def _name_parts(name_or_type: str) -> tuple[str, str]:
+    """The type, and the instance if there is one. Raises `TypeError` or `ValueError`."""
+    arguments.check_text("name_or_type", name_or_type)
+    agent_type, slash, own = name_or_type.partition("/")
+    fault = names.agent_type_fault(agent_type) or (names.agent_id_fault(name_or_type) if slash else None)
+    if fault is not None:
+        raise ValueError(f"agent {name_or_type!r}: {fault}")
+    return agent_type, own
+
+
+def _check_numbers(weight: int, priority: int, max_concurrency: int, session_concurrency: int) -> None:
+    arguments.check_whole("weight", weight, 1, WEIGHT_MAX)
+    arguments.check_whole("priority", priority, -(2**31), 2**31 - 1)
+    arguments.check_whole("max_concurrency", max_concurrency, 0, CONCURRENCY_MAX)
+    arguments.check_whole("session_concurrency", session_concurrency, 1, CONCURRENCY_MAX)
 
 
 def _name(what: str, text: str) -> str:

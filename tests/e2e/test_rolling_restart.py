@@ -122,7 +122,7 @@ async def restart_all(mesh: Mesh, kind: str, workers: Sequence[AgentProcess], pa
         assert await worker.ended() == 0, worker.log[-2_000:]
         worker.restart()
         await usable(mesh, START_S, agent_id=f"{kind}/{n}")
-        await asyncio.sleep(pause_s)
+        await asyncio.sleep(pause_s)  # the pace of the restarts
 
 
 async def test_restarting_every_agent_under_load_loses_and_doubles_nothing() -> None:

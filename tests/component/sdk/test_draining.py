@@ -167,9 +167,9 @@ class TestTheNodeLeaves:
     async def test_a_new_request_waits_for_the_nodes_successor(self, node: FakeNode, mesh: ConnectedMesh) -> None:
         caller = node.session
         caller.signal(drain=frames.Drain(deadline_ms=30_000))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # what must not happen would have happened by now
         call = asyncio.create_task(mesh.request(7, capabilities=["work"], timeout=20))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # what must not happen would have happened by now
         assert not caller.envelopes and not call.done()
         node.on_request = echo
         node.forget()
@@ -190,7 +190,7 @@ class TestTheNodeLeaves:
         node.on_request = refuse
         call = asyncio.create_task(mesh.request(7, capabilities=["work"], timeout=20))
         await eventually(lambda: bool(caller.envelopes))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # what must not happen would have happened by now
         assert not call.done()
         node.on_request = echo
         node.forget()
@@ -201,7 +201,7 @@ class TestTheNodeLeaves:
         self, node: FakeNode, mesh: ConnectedMesh
     ) -> None:
         node.session.signal(drain=frames.Drain(deadline_ms=30_000))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # what must not happen would have happened by now
         with pytest.raises(ShuttingDown, match="fake is leaving") as told:
             await mesh.request(7, capabilities=["work"], timeout=0.1)
         assert told.value.retryable and not told.value.may_have_executed
@@ -224,7 +224,7 @@ class TestTheNodeLeaves:
             await eventually(lambda: bool(caller.envelopes))
             for each in (session, caller):
                 each.signal(drain=frames.Drain(deadline_ms=30_000))
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # what must not happen would have happened by now
             may_ask.set()
             assert (await asyncio.wait_for(call, 5)).data == 7
             assert (await mesh.publish("news", 1)).matched == 0
@@ -237,9 +237,9 @@ class TestTheNodeLeaves:
             under_way = asyncio.create_task(mesh.request(1, capabilities=["work"], timeout=20))
             await eventually(lambda: slow.started == 1)
             caller.signal(drain=frames.Drain(deadline_ms=30_000))
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # what must not happen would have happened by now
             kept = asyncio.create_task(mesh.request(2, capabilities=["work"], timeout=20))
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # what must not happen would have happened by now
             assert caller.goodbye is None, "its first request is not answered"
             slow.go.set()
             assert (await under_way).data == 1
@@ -270,7 +270,7 @@ class TestTheNodeLeaves:
         async with slow.agent:
             session = node.session_of(slow.agent.agent_id)
             session.signal(drain=frames.Drain(deadline_ms=30_000))
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.2)  # what must not happen would have happened by now
             assert session.goodbye is None and session.agents
             node.sessions.pop(session.token)
             session.signal(goodbye=frames.Goodbye(code=frames.Goodbye.SHUTDOWN))
