@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from reach.core.state import State
 
 
+_WORTH_TELLING = (Reason.EXHAUSTED, Reason.DEADLINE)  # what else forbids it stands in the error itself
+
+
 def follows(
     state: State, request: Request, how: Failed, error: Error, *, over: bool = False, tried: bool = True
 ) -> bool:
@@ -52,7 +55,8 @@ def follows(
         case Wait():
             return True
         case GiveUp(reason):
-            error.details["not_retried"] = reason.value
+            if reason in _WORTH_TELLING:
+                error.details["not_retried"] = reason.value
             if reason is Reason.DEADLINE and how is Failed.TIMEOUT:
                 return True  # there is no time for another attempt: this one may have what is left
             return False
