@@ -260,8 +260,9 @@ def slots_stay_within_the_limit(world: World, process: Process) -> str:
     state = process.things.get("state")
     for agent in state.directory if state is not None else ():
         held = sum(request.holds_slot for request in agent.link.attempts.values())
-        if agent.in_flight != held:
-            return f"{agent.agent_id}: {agent.in_flight} slots are taken, {held} requests hold one"
+        brought = len(agent.link.held)  # runs that outlived the node's memory
+        if agent.in_flight != held + brought:
+            return f"{agent.agent_id}: {agent.in_flight} slots are taken, {held} requests and {brought} others hold one"
         if agent.max_concurrency and held > agent.max_concurrency:
             return f"{agent.agent_id}: {held} requests hold a slot, its limit is {agent.max_concurrency}"
     return ""

@@ -154,12 +154,12 @@ class Ledger:
         way = f"{end.process}>{end.other.process}"
         if self._trace:
             kinds = " ".join(signal.WhichOneof("kind") or "?" for signal in frame.signals)
-            self.event("frame", way, f"seq {frame.seq} ack {frame.ack} {kinds}")
+            print(f"{self.world.now:10.4f}         frame          {way} seq {frame.seq} ack {frame.ack} {kinds}")
         for envelope in frame.envelopes:
             message_id = envelope.correlation_id or envelope.message_id
             line = f"{way} {message_id} {_shown(envelope)}"
             if self._trace:
-                self.event("  envelope", "", line)
+                print(f"{self.world.now:10.4f}           envelope     {line}")
             if message_id in self._followed_ids or f'"ask":{self._follow},'.encode() in envelope.payload.body:
                 self._followed_ids.add(message_id)
                 self.of_followed.append(f"{self.world.now:10.4f}         envelope       {line}")
