@@ -17,14 +17,10 @@ import pytest
 
 from agent_sdk import Agent, AgentError, AgentLost, Context, ReachError, Timeout, connect
 from tests.support.agents import BUSY_S, agent_process, eventually, make, name, nothing_in_flight, outcome, usable
-from tests.support.neighbour import neighbour
 from tests.support.node import NodeProcess, start_node
-from tests.support.rawlink import raw_link, response
 from tools.faultproxy import FaultProxy
 
 pytestmark = pytest.mark.timeout(240)
-
-RSS_GROWTH_MAX = 64 << 20
 
 
 @pytest.fixture(scope="module")
@@ -96,40 +92,6 @@ class TestDeadlines:
                 assert not caught.value.may_have_executed and "queued" in str(caught.value)
                 assert (await first).data == 1
                 assert worker.runs() == ["1"]
-
-
-async def test_two_hundred_frozen_links_cost_the_node_no_memory_and_a_neighbour_no_time() -> None:
-    """D2, repeated: they read nothing, and everybody sends to all of them."""
-    settings = {"heartbeat_interval_s": 30, "lease_ttl_s": 90, "accept_timeout_s": 60}
-    async with (
-        start_node(**settings) as node, FaultProxy(node.grpc) as proxy, contextlib.AsyncExitStack() as links,
-        connect(node.grpc, own_link=True) as mesh,
-    ):  # fmt: skip
-        agent_ids = [f"stalled/{number}" for number in range(200)]
-        for agent_id in agent_ids:
-            await links.enter_async_context(
-                raw_link(proxy.address, agents=[agent_id], taker=lambda each: response(each, "there"))
-            )
-        for agent_id in agent_ids:
-            await usable(mesh, agent_id=agent_id)
-        async with neighbour(node) as served:
-            before = most = node.rss_bytes()
-            proxy.hold()
-            data = bytes(64 << 10)
-            pending = {
-                asyncio.create_task(outcome(mesh, data, agent_id=agent_id, timeout=4))
-                for agent_id in agent_ids
-                for _ in range(10)
-            }  # 125 MiB
-            found: Counter[str] = Counter()
-            while pending:
-                done, pending = await asyncio.wait(pending, timeout=0.1)
-                found.update(task.result() for task in done)
-                most = max(most, node.rss_bytes())
-            await served.more()
-            assert most - before < RSS_GROWTH_MAX, f"{(most - before) >> 20} MiB; {found}"
-            assert found["OK"] == 0, found
-        proxy.reset()
 
 
 class TestLateAnswers:
