@@ -25,7 +25,7 @@ from agent_sdk.client import Mesh
 from agent_sdk.draining import drain
 from agent_sdk.handlers import Handler
 from agent_sdk.host import Host
-from agent_sdk.identity import incarnation, instance
+from agent_sdk.identity import incarnation, instance, place_among
 from agent_sdk.link import MeshLink
 from agent_sdk.messages import failed_callback
 from agent_sdk.settings import Access, Tls, access
@@ -84,6 +84,7 @@ class Agent:
             arguments.check_text(what, text)
         arguments.check_seconds("drain_timeout", drain_timeout)
         self._instance = own
+        self._place = 0 if own else place_among(agent_type)
         self._record = AgentRecord(
             agent_type=agent_type,
             env=env,
@@ -154,7 +155,7 @@ class Agent:
     @property
     def agent_id(self) -> str:
         """`agent_type/instance`, the same over every reconnect of this process."""
-        return f"{self._record.agent_type}/{self._instance or instance()}"
+        return f"{self._record.agent_type}/{self._instance or instance(self._place)}"
 
     @property
     def mesh(self) -> Mesh:
