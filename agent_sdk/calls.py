@@ -11,7 +11,8 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from agent_sdk.errors import ErrorCode, IdempotencyConflict, Internal, ReachError, ShuttingDown, Timeout, from_proto
+from agent_sdk import moving
+from agent_sdk.errors import ErrorCode, IdempotencyConflict, Internal, ReachError, Timeout, from_proto
 from agent_sdk.messages import Reply
 from agent_sdk.outgoing import NOT_FRESH, RESENT, TIMEOUT_MS
 from agentreach.aio.clock import boot_time
@@ -342,20 +343,20 @@ class Calls:
         return bool(self._calls)
 
     def _overdue(self, call: Call, now: float) -> None:
-        executed = call.may_have_executed
-        error: ReachError
-        if call.item is None and self._owner.leaving:
-            text = f"node {self._owner.node_id} is leaving, and no other took the request for {call.target} in time"
-            error = ShuttingDown(f"{text}; it was not started", retryable=True, trace_id=call.trace_id)
-        else:
-            where = "sent, not answered" if executed else "not sent: no node was reached"
-            text = f"no answer from {call.target} in time; it was {where}"
-            error = Timeout(text, may_have_executed=executed, trace_id=call.trace_id)
+        error = moving.late(self._owner, call)
         if not (call.joined and isinstance(error, Timeout) and self._outlived(call, error, now)):
             self.cancel(call)
             self._failed(call, error, now)
 
     # ---- the node has forgotten the link ----
+
+    def not_taken(self) -> None:
+        """A goodbye came, and with it the last acknowledgement: what that does not cover was never taken."""
+        for call in self._calls.values():
+            item = call.item
+            if item is not None and not item.accepted and not item.doubtful:
+                self._owner.link.withdraw(item)
+                call.item = None
 
     def before_restart(self) -> None:
         """Take every request out of the link, so that the old order holds when they are sent again."""

@@ -310,6 +310,7 @@ class LinkStream:
         codes = frames.Goodbye
         name = codes.Code.Name(goodbye.code) if goodbye.code in codes.Code.values() else f"code {goodbye.code}"
         self.reason = f"the node says goodbye: {name} {goodbye.reason}".rstrip()
+        self._owner.calls.not_taken()
         self._ended = ending.by_goodbye(goodbye, self._owner.elsewhere, incarnation()) or self._ended
         if goodbye.code == codes.PROTOCOL_ERROR:
             log.error("%s", self.reason)

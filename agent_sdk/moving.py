@@ -13,11 +13,13 @@ import asyncio
 import math
 from typing import TYPE_CHECKING
 
+from agent_sdk.errors import ReachError, ShuttingDown, Timeout
 from agentreach.aio.clock import boot_time
 from agentreach.v1 import frame_pb2 as frames
 from agentreach.v1.registry_pb2 import DRAINING
 
 if TYPE_CHECKING:
+    from agent_sdk.calls import Call
     from agent_sdk.link import MeshLink
 
 _MARGIN_S = 1.0  # leave a draining node so long before its deadline
@@ -40,3 +42,14 @@ async def free(owner: MeshLink, order: frames.Drain) -> None:
         number = owner.signal(frames.Signal(status_change=change))
     while boot_time() < deadline and (owner.link.acknowledged < number or owner.calls.under_way or owner.busy):  # noqa: ASYNC110
         await asyncio.sleep(_LOOK_S)
+
+
+def late(owner: MeshLink, call: Call) -> ReachError:
+    """What a call whose time is over ends with, if it waits here and no node has told."""
+    executed = call.may_have_executed
+    if call.item is None and owner.leaving:
+        text = f"node {owner.node_id} is leaving, and no other took the request for {call.target} in time"
+        return ShuttingDown(f"{text}; it was not started", retryable=True, trace_id=call.trace_id)
+    where = "sent, not answered" if executed else "not sent: no node was reached"
+    text = f"no answer from {call.target} in time; it was {where}"
+    return Timeout(text, may_have_executed=executed, trace_id=call.trace_id)

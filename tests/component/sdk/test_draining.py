@@ -197,6 +197,22 @@ class TestTheNodeLeaves:
         assert (await asyncio.wait_for(call, 10)).data == 7
         assert [envelope.fresh for envelope in node.session.envelopes] == [True]
 
+    async def test_what_a_goodbye_does_not_acknowledge_was_never_taken_and_is_still_fresh(
+        self, node: FakeNode, mesh: ConnectedMesh
+    ) -> None:
+        caller = node.session
+        node.deaf = True  # it takes nothing more, as a node that has said goodbye
+        call = asyncio.create_task(mesh.request(7, capabilities=["work"], timeout=20))
+        await asyncio.sleep(0.05)  # the request is written meanwhile
+        node.deaf = False
+        node.on_request = echo
+        node.sessions.clear()
+        caller.signal(goodbye=frames.Goodbye(code=frames.Goodbye.SHUTDOWN))
+        caller.close()
+        assert (await asyncio.wait_for(call, 10)).data == 7
+        (request,) = node.session.envelopes
+        assert request.fresh
+
     async def test_whoever_waits_in_vain_is_told_at_the_deadline_that_the_node_is_leaving(
         self, node: FakeNode, mesh: ConnectedMesh
     ) -> None:
