@@ -6,7 +6,7 @@
     python tools/sim.py --seed 4711 --trace  the same, with everything that happens in it
     python tools/sim.py --invariants         what is checked
 
-A seed replays exactly: the same events, frames and bytes. Exit code 0: all invariants held; 1: some did not; 2: used
+A seed replays exactly: the same events and frames. Exit code 0: all invariants held; 1: some did not; 2: used
 wrongly. docs/howto/simulate.md says how it works.
 """
 

@@ -59,6 +59,18 @@ def side_effects_happen_once(patch: Patch) -> None:
 
 
 @breaks
+def side_effects_never_overlap(patch: Patch) -> None:
+    """Copies of a message under way are messages of their own."""
+
+    def join(ours: Any, state: Any, port: Any, envelope: Any, twin: Any, left_s: float, source: str) -> None:
+        request = reach.core.admit.open_request(state, port, envelope, twin.key, left_s, None, False)
+        target = envelope.target
+        reach.core.route.route(state, request, envelope, target, target.SerializeToString(), None)
+
+    around(patch, reach.core.admit, "_join", join)
+
+
+@breaks
 def a_process_runs_a_message_once(patch: Patch) -> None:
     """The node and the agents forget every outcome."""
     patch.setattr(reach.core.replay.Replay, "find", lambda *_: None)

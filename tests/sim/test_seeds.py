@@ -22,7 +22,7 @@ def test_all_invariants_hold_in_a_slice_of_seeds() -> None:
     assert "all invariants held" in found.stdout
 
 
-def test_a_seed_is_the_same_to_the_byte_every_time() -> None:
+def test_a_seed_is_the_same_every_time() -> None:
     first, second = run_seed(7), run_seed(7)
     assert first.digest == second.digest
     assert (first.steps, first.outcomes) == (second.steps, second.outcomes)

@@ -31,7 +31,7 @@ class Faults:
             "crash": (3, self._crash),
             "leave": (2, self._leave),
             "caller crash": (1, self._caller_crash),
-            "node crash": (1, self._node_crash),
+            "node crash": (2, self._node_crash),
             "slow reader": (2, self._slow_reader),
             "wall jump": (1, self._wall_jump),
         }

@@ -80,6 +80,17 @@ def side_effects_happen_once(world: World, run: Run) -> str:
     return ""
 
 
+@invariant("start", "a message that is not idempotent never runs twice at once, not even over a restart of the node")
+def side_effects_never_overlap(world: World, run: Run) -> str:
+    asks = world.ledger.groups.get(run.group, [])
+    if not asks or asks[0].idempotent:
+        return ""
+    for other in world.ledger.runs[run.group]:
+        if other is not run and other.state == "running":
+            return f"m{run.group} runs at {run.agent_id} (run {run.number}) while run {other.number} is under way"
+    return ""
+
+
 @invariant("start", "one process runs a message once, idempotent or not, unless it was cancelled or failed")
 def a_process_runs_a_message_once(world: World, run: Run) -> str:
     for other in world.ledger.runs[run.group]:
