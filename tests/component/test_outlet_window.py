@@ -26,5 +26,6 @@ async def test_an_ack_that_opens_a_full_window_wakes_the_writer() -> None:
     assert not blocked.done() and link.waiting
     link.receive(Frame(ack=last.seq))
     outlet.received()
-    assert Frame.FromString(await asyncio.wait_for(blocked, 5) or b"").seq == last.seq + 1
+    following = await asyncio.wait_for(blocked, 5)
+    assert following is not None and Frame.FromString(following).seq == last.seq + 1
     outlet.abandon()
