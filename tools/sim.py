@@ -70,7 +70,10 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 def _list_invariants() -> int:
+    from simulation import world  # with it all of them
     from simulation.invariants import ALL
+
+    assert world.CHECKERS
 
     for moment, found in ALL.items():
         for each in found:

@@ -48,4 +48,4 @@ def test_a_wrong_range_is_told_and_ends_with_2() -> None:
 def test_every_invariant_is_listed_with_its_statement() -> None:
     found = sim("--invariants")
     assert found.returncode == 0
-    assert "a message that is not idempotent runs once" in found.stdout
+    assert "message that is not idempotent runs once" in found.stdout

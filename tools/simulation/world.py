@@ -10,7 +10,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from . import invariants, node
+from . import invariants, node, of_messages, of_processes
 from .asking import Asking
 from .cast import TOPICS, Role, Troupe
 from .faults import Faults
@@ -23,6 +23,7 @@ from .process import Process
 if TYPE_CHECKING:
     from .network import Connection
 
+CHECKERS = (of_messages, of_processes)  # importing them fills `invariants.ALL`
 ADDRESS = "node-1:7070"
 LOAD_UNTIL_S = 16.0
 HEALED_AT_S = 20.0
