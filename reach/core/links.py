@@ -13,7 +13,19 @@ from agentreach.v1 import frame_pb2 as pb
 from agentreach.v1.frame_pb2 import Signal
 from agentreach.wire import limits
 from agentreach.wire.names import is_name, normalise_env
-from reach.core import arrivals, credit, departures, drains, events, health, heartbeats, losses, outcomes, waiters
+from reach.core import (
+    arrivals,
+    credit,
+    departures,
+    drains,
+    events,
+    health,
+    heartbeats,
+    losses,
+    outcomes,
+    owners,
+    waiters,
+)
 from reach.core.effects import EndStream
 from reach.core.peers import Peer
 from reach.core.requests import Request
@@ -147,6 +159,8 @@ def _back(state: State, peer: Peer) -> None:
     for attachment in peer.attachments.values():
         losses.link_back(state, attachment, resumed=not peer.restarts)
         health.in_sight(state, attachment)
+        health.unsaturate(state, attachment)  # what was overdue may have been acknowledged while the link was down
+        owners.changed(state, attachment)
     _check_at(state, peer, state.now + state.rules.heartbeat_interval_s)
 
 

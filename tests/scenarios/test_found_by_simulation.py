@@ -24,3 +24,22 @@ def test_a_lane_whose_only_message_timed_out_while_its_owner_took_nothing_waits_
     core.assert_settled()
     agent.answer(caller.request("goes on", agent_type="chat", session_id="s"))
     core.assert_settled()
+
+
+def test_an_agent_that_acknowledged_late_and_was_cut_before_that_was_seen_gets_work_again() -> None:
+    core = CoreMesh()
+    agent, caller = core.agent("echo/1"), core.caller()
+    echo, unacknowledged = core.attachment("echo/1"), Item(b"", 1, core.state.now)
+    with core.step() as state:
+        health.unacknowledged(state, echo, unacknowledged)
+    assert echo.agent.saturated
+    unacknowledged.accepted = True
+    agent.cut()
+    core.advance(6.0)
+    assert echo.overdue is None
+    agent.connect()
+    core.advance(1.0)
+    message_id = caller.request("hi", agent_type="echo")
+    agent.answer(message_id)
+    assert caller.text_of(message_id) == "ok"
+    core.assert_settled()
