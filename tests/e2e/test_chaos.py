@@ -249,7 +249,7 @@ class TestTheWay:
                 async def told() -> bool:
                     return book.outcomes.keys() >= set(numbers)
 
-                await eventually(told, f"{fault}: all are answered", limit_s=20)
+                await eventually(told, f"{fault}: all are answered", limit_s=40)
                 await usable(mesh, limit_s=BACK_S, agent_type=kind)
                 if fault in LOSES_NOTHING:
                     assert {book.outcomes[number].code for number in numbers[:20]} == {"OK"}, f"{fault}: {book.codes()}"
