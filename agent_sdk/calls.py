@@ -130,6 +130,8 @@ class Calls:
         self._wheel: TimerWheel[Call] = TimerWheel(_TICK_S)
         self.epochs: dict[tuple[bytes, str], int] = {}
         """The last epoch seen of each session."""
+        self._returning_until = 0.0
+        """The link began anew a moment ago: up to here the agents asked for may still be on their way back."""
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -149,7 +151,8 @@ class Calls:
         self._calls[call.message_id] = call
         call.token = self._wheel.schedule(call, call.deadline + GRACE_S)
         if not kept:
-            call.item = owner.send(call.data, call.priority)
+            data = call.data if not self._returning_until else self._marked(call.data)
+            call.item = owner.send(data, call.priority)
         if owner._ticker is None:
             owner.tick_on()
 
@@ -364,14 +367,24 @@ class Calls:
             if call.item is not None:
                 self._owner.link.withdraw(call.item)
 
-    def after_restart(self) -> None:
-        """Send every pending request again, with the time that is left, and say that this is why.
+    def after_restart(self, *, was_up: bool) -> None:
+        """Send every pending request again, with the time that is left.
 
-        A node that has just started then waits for the agents that are on their way back to it as well.
+        If there was a node before (`was_up`), say so, with these and for a while with all: one that has just started
+        then waits for the agents that are on their way back to it as well.
         """
         now = boot_time()
+        if was_up:
+            self._returning_until = now + RETURNING_S
         for call in list(self._calls.values()):
-            self._send_again(call, now, RESENT)
+            self._send_again(call, now, RESENT if was_up else b"")
+
+    def _marked(self, data: bytes) -> bytes:
+        """A new request as it is sent shortly after the link began anew: it may wait, too."""
+        if boot_time() < self._returning_until:
+            return data + RESENT
+        self._returning_until = 0.0
+        return data
 
     def _send_again(self, call: Call, now: float, why: bytes = b"") -> None:
         left_ms = int((call.deadline - now) * 1000)
@@ -392,4 +405,6 @@ class Calls:
             self._failed(call, own, float("inf"))
 
 
+RETURNING_S = 10.0
+"""A node's default `resume_window_s`: after that nobody is awaited any more."""
 _SESSIONS_MAX = 10_000  # epochs remembered; the oldest are forgotten first

@@ -300,7 +300,7 @@ class Host:
             self.answer(work, error_core(wire_errors.failure(code, message, agent_id=self.agent_id)))
             self._settled()
         elif not work.handler.sync:
-            if work.task is not None:
+            if work.task is not None and work.started:  # a task cancelled before its first step would never answer
                 work.task.cancel()
         elif work.credit_waiter is not None and not work.credit_waiter.done():
             work.credit_waiter.set_result(None)  # a `def` generator that waits to go on ends instead

@@ -278,7 +278,7 @@ class MeshLink:
         self.leaving = self.moving = False
         self.calls.before_restart()
         self.link.restart()
-        self.calls.after_restart()
+        self.calls.after_restart(was_up=bool(self.node_id))
         self.topics.declare()
         for host in self.hosts.values():
             host.registered.clear()

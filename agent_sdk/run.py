@@ -40,6 +40,8 @@ async def run(work: Work) -> None:
         host.tell_started(work)
     interrupted: BaseException | None = None
     try:
+        if work.cancelled:  # in the same moment in which it was to start
+            raise asyncio.CancelledError
         if handler.streams:
             core, keep = await _stream(work), True
         else:

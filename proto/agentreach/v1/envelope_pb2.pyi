@@ -457,7 +457,7 @@ class Envelope(_message.Message):
     principal: _builtins.str
     """written by the node"""
     resent: _builtins.bool
-    """its sender's link began anew since it was made: who has it may not be back yet"""
+    """its sender's link began anew since or just before it was made: who should get it may not be back"""
     @_builtins.property
     def target(self) -> Global___Target: ...
     @_builtins.property

@@ -59,6 +59,10 @@ async def test_a_node_that_forgot_the_link_gets_pending_requests_again_in_order_
     assert not any(e.fresh for e in again) and all(e.resent for e in again)
     assert not any(e.resent for e in first.envelopes)
     assert all(0 < e.timeout_ms < 20_000 for e in again)
+    anew = asyncio.create_task(mesh.request(4, capabilities=["work"], timeout=20, session="s"))
+    await eventually(lambda: len(node.session.envelopes) == 5)
+    assert node.session.envelopes[-1].fresh and node.session.envelopes[-1].resent, "its agent may not be back either"
+    anew.cancel()
     for call in (*calls, fresh):
         call.cancel()
     await asyncio.gather(*calls, fresh, return_exceptions=True)
