@@ -142,7 +142,7 @@ async def test_restarting_every_agent_for_ten_minutes_loses_and_doubles_nothing(
 
 
 async def test_restarting_the_node_under_light_load_loses_and_doubles_nothing() -> None:
-    """What is under way when it is told to stop ends; what is asked meanwhile waits for its successor, and its agents."""
+    """What is under way when it is told to stop ends; what is asked meanwhile waits for its successor and agents."""
     async with (
         start_node(resume_window_s=10.0) as node,
         callers(node, 3) as meshes,
