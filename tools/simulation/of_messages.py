@@ -28,7 +28,13 @@ def _repeatable(world: World, run: Run) -> bool:
     """
     if run.state == "cancelled":
         asks = world.ledger.groups[run.group]
-        return any(ask.outcome in ("cancelled", "left") or not ask.by.alive or ask.nested for ask in asks)
+        return any(
+            ask.outcome in ("cancelled", "left")
+            or not ask.by.alive
+            or ask.nested
+            or ask.text.startswith("no answer from")  # its SDK gave up by itself, and withdrew the request
+            for ask in asks
+        )
     return run.state.startswith("said no")
 
 
