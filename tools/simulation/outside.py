@@ -96,6 +96,20 @@ class _Incarnations(MutableMapping[int, bytes]):
         return 0
 
 
+class _Made:
+    """`identity._made`: how many agents of a type the process whose turn it is has made."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def __getitem__(self, agent_type: str) -> int:
+        made: dict[str, int] = self._world.current.things.setdefault("made", {})
+        return made.get(agent_type, 0)
+
+    def __setitem__(self, agent_type: str, count: int) -> None:
+        self._world.current.things["made"][agent_type] = count
+
+
 def _clock(world: World) -> types.SimpleNamespace:
     """Stands for the module `time`: the clocks of the process whose turn it is."""
     scheduler = world.scheduler
@@ -162,6 +176,7 @@ def replaced(world: World) -> Iterator[None]:
         (agent_sdk.identity, "_count", 0),
         (agent_sdk.identity, "_middle", "-7000-8000-00000"),
         (agent_sdk.identity, "_incarnations", _Incarnations(world)),
+        (agent_sdk.identity, "_made", _Made(world)),
         (agent_sdk.link, "random", seeded),
         (reach.node.registrar, "random", seeded),
         (reach.node.app, "random", seeded),
