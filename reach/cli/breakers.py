@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reach.cli import ending, targets
-from reach.cli.output import as_json, duration, message_as_dict, note, print_json, print_table
+from reach.cli.output import as_json, duration, how_many, message_as_dict, note, print_json, print_table
 
 if TYPE_CHECKING:
     from agentreach.v1.admin_pb2 import BreakerInfo, ListBreakersReply
@@ -16,9 +16,7 @@ _COLOURS = {"OPEN": "red", "HALF_OPEN": "yellow", "RAMPING": "cyan", "CLOSED": "
 
 
 @click.group(invoke_without_command=True)
-@click.option(
-    "--limit", type=click.IntRange(min=1), default=1000, metavar="N", help="At most so many, the worst first."
-)
+@click.option("--limit", type=how_many, default=1000, metavar="N", help="At most so many, the worst first.")
 @targets.url
 @as_json
 @click.pass_context

@@ -228,6 +228,22 @@ def _end_with(error: ReachError, json_wanted: bool) -> None:
         }
         print_json({"error": shown})
         sys.exit(Exit.MESH_ERROR)
-    ran = " It may have run." if error.may_have_executed else ""
+    ran = "; it may have run" if error.may_have_executed and "may have executed" not in error.message else ""
+    facts = _facts(error)
+    told = f"\n{'; '.join(facts)}" if facts else ""
     more = f"\nsee: reach trace {error.trace_id}" if error.trace_id else ""
-    raise Ended(f"{error.code.value}: {error.message}{ran}{more}", Exit.MESH_ERROR)
+    raise Ended(f"{error.code.value}: {error.message}{ran}{told}{more}", Exit.MESH_ERROR)
+
+
+def _facts(error: ReachError) -> list[str]:
+    """What the error knows and its message may not say: from whom it is, after how many attempts, and what to do."""
+    facts = []
+    if error.agent_id and error.agent_id not in error.message:
+        facts.append(f"from {error.agent_id}")
+    if error.attempts > 1:
+        facts.append(f"after {error.attempts} attempts")
+    if reason := error.details.get("not_retried"):
+        facts.append(f"not tried again: {reason}")
+    if error.retry_after:
+        facts.append(f"come again in {duration(error.retry_after)}")
+    return facts

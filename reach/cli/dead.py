@@ -10,7 +10,7 @@ import click
 
 from reach.cli import ending, targets
 from reach.cli.ending import Ended, Exit
-from reach.cli.output import as_json, duration, message_as_dict, note, print_json, print_table, size
+from reach.cli.output import as_json, duration, how_many, message_as_dict, note, print_json, print_table, size
 from reach.cli.times import Seconds
 
 if TYPE_CHECKING:
@@ -35,9 +35,7 @@ def dead() -> None:
 
 
 @dead.command("list")
-@click.option(
-    "--limit", type=click.IntRange(min=1), default=_LISTED, metavar="N", help="At most so many, the youngest first."
-)
+@click.option("--limit", type=how_many, default=_LISTED, metavar="N", help="At most so many, the youngest first.")
 @targets.url
 @as_json
 def list_(limit: int, url: str | None, json_wanted: bool) -> None:
@@ -82,7 +80,7 @@ def show(message_id: str, url: str | None, json_wanted: bool) -> None:
         if number:
             click.echo()
         for name, value in _facts(letter):
-            click.echo(f"{name:<12}{value}")
+            click.echo(f"{name:<14}{value}")
 
 
 @dead.command()

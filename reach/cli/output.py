@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _PIPE_WIDTH = 400  # nothing is cut or wrapped for a reader that is a program
 
+how_many = click.IntRange(1, 1_000_000)  # of what is listed: a number that fits into any request
 as_json = click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of a table.")
 
 

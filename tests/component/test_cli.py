@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from agent_sdk import NoRoute, Overloaded
 from agentreach.v1.error_pb2 import NO_ROUTE
 from agentreach.wire import errors
 from reach.adapters.admin_client import NodeUnreached
 from reach.adapters.grpc_server import GrpcServer
 from reach.cli import ending
+from reach.cli.call import _end_with
 from reach.cli.ending import Ended, Exit
 from reach.cli.root import reach
 from reach.core.ports import MeshFailure
@@ -161,6 +163,8 @@ def test_a_drain_is_begun_and_what_runs_is_told(node: str) -> None:
         (["drain"], "AGENT_ID, or --node"),
         (["drain", "echo/1", "--node"], "AGENT_ID, or --node"),
         (["drain", "echo/1", "--timeout", "0"], "above 0 and at most 3600"),
+        (["dead", "list", "--limit", "99999999999999999999"], "not in the range"),
+        (["breakers", "--limit", "99999999999999999999"], "not in the range"),
         (["call", "-c", "echo", "--timeout", "0", "x"], "'0' is not a number of seconds above 0"),
         (["call", "-c", "echo", "--timeout", "-1", "x"], "'-1' is not a number of seconds above 0"),
         (["call", "-c", "echo", "--timeout", "nan", "x"], "'nan' is not a number of seconds above 0"),
@@ -179,6 +183,28 @@ def test_data_that_looks_like_broken_json_is_sent_as_text_and_said_to_be(closed_
     result = run("call", "-c", "echo", "--url", closed_port, '{"hello": "world"')
     assert "looks like JSON, but is none (Expecting ',' delimiter" in result.stderr
     assert "looks like JSON" not in run("call", "-c", "echo", "--url", closed_port, "hello {world}").stderr
+
+
+def test_a_failed_call_says_from_whom_after_how_many_attempts_and_when_to_come_again() -> None:
+    error = Overloaded(
+        "busy now",
+        agent_id="w/1",
+        attempts=3,
+        retry_after=2.0,
+        may_have_executed=True,
+        details={"not_retried": "the back-off would pass the deadline"},
+        trace_id="abc",
+    )
+    with pytest.raises(Ended) as ended:
+        _end_with(error, json_wanted=False)
+    assert ended.value.message.splitlines() == [
+        "OVERLOADED: busy now; it may have run",
+        "from w/1; after 3 attempts; not tried again: the back-off would pass the deadline; come again in 2.00 s",
+        "see: reach trace abc",
+    ]
+    with pytest.raises(Ended) as ended:
+        _end_with(NoRoute("no agent matches type w"), json_wanted=False)
+    assert ended.value.message == "NO_ROUTE: no agent matches type w"
 
 
 def test_trace_prints_or_ends_with_what_the_mesh_said(node: str) -> None:
