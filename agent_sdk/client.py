@@ -23,13 +23,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agent_sdk import composing
-from agent_sdk.calls import GRACE_S, Call, Calls, Joiner, StreamReader
+from agent_sdk.calls import GRACE_S, Calls
 from agent_sdk.composing import Extras
 from agent_sdk.current import current_work
 from agent_sdk.errors import InvalidEnvelope, Timeout
 from agent_sdk.identity import new_message_id, new_trace_id
 from agent_sdk.messages import Acceptance, PublishCounts, Reply
 from agent_sdk.outgoing import FRESH, MESSAGE_ID, PAYLOAD, TIMEOUT_MS, TRACE_ID, Route, Routes
+from agent_sdk.pending import Call, Joiner, StreamReader
 from agent_sdk.streams import ReplyStream
 from agent_sdk.topics import Subscription
 from agentreach.aio.clock import boot_time

@@ -19,8 +19,8 @@ from agentreach.v1 import frame_pb2 as frames
 from agentreach.v1.registry_pb2 import DRAINING
 
 if TYPE_CHECKING:
-    from agent_sdk.calls import Call
     from agent_sdk.link import MeshLink
+    from agent_sdk.pending import Call
 
 _MARGIN_S = 1.0  # leave a draining node so long before its deadline
 _LOOK_S = 0.05  # a few looks in a node's whole drain; an event would cost every call
