@@ -133,8 +133,8 @@ class Agent:
 
     def on_event(self, topic: str) -> Callable[[F], F]:
         """Decorator: the function that gets the events of a topic, one publisher's one after another."""
-        if not names.is_topic(topic):
-            raise ValueError(f"{names.shown(topic)} is not a topic")
+        if fault := names.topic_fault(topic):
+            raise ValueError(fault)
 
         def declare(fn: F) -> F:
             self._by_topic[topic] = Handler(fn)

@@ -104,8 +104,8 @@ class Routes:
         """A route to the subscribers of a topic. Raises `InvalidEnvelope` for a topic that cannot be."""
         route = self._cache.get(topic)
         if route is None:
-            if not names.is_topic(topic):
-                raise InvalidEnvelope(f"target.topic {names.shown(topic)} is not a topic")
+            if fault := names.topic_fault(topic):
+                raise InvalidEnvelope(f"target.topic {fault}")
             route = self._route(pb.EVENT, pb.Target(topic=topic))
             self._remember(topic, route)
         return route
@@ -117,8 +117,8 @@ class Routes:
 
     def replying(self, route: Route, topic: str) -> Route:
         """The same target, the outcome sent to a topic. Raises `InvalidEnvelope` for a topic that cannot be."""
-        if not names.is_topic(topic):
-            raise InvalidEnvelope(f"reply_topic {names.shown(topic)} is not a topic")
+        if fault := names.topic_fault(topic):
+            raise InvalidEnvelope(f"reply_topic {fault}")
         reply_topic = field(REPLY_TOPIC, topic.encode())
         return Route(route.head + reply_topic, route.target, route.text, False, reply_topic)
 

@@ -198,8 +198,8 @@ class Subscription:
 
     def __init__(self, owner: Callable[[], MeshLink], topic: str, env: str, agent_id: str = "") -> None:
         self._inbox: _Inbox | None = None
-        if not names.is_topic(topic):
-            raise InvalidEnvelope(f"{names.shown(topic)} is not a topic")
+        if fault := names.topic_fault(topic):
+            raise InvalidEnvelope(fault)
         self._owner = owner
         self._inbox = _Inbox((agent_id, names.normalise_env(env), topic))
         self._loop = asyncio.get_running_loop()

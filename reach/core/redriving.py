@@ -17,7 +17,7 @@ from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.error_pb2 import Error
 from agentreach.wire.errors import code_name, failure
-from agentreach.wire.names import is_topic, normalise_env
+from agentreach.wire.names import normalise_env, topic_fault
 from reach.core import admit
 from reach.core.callbacks import Callback
 from reach.core.dead_letter_book import Letter
@@ -111,8 +111,8 @@ def redrive(state: State, who: Identity, asked: admin.RedriveDeadLetterRequest) 
             f"{asked.message_id} was sent once more before, as {letter.redriven_as}; a letter is redriven once "
             "(should that one die too, it leaves a letter of its own)",
         )
-    if asked.reply_topic and not is_topic(asked.reply_topic):
-        return failure(codes.INVALID_ENVELOPE, "reply_topic is not a topic", details={"field": "reply_topic"})
+    if asked.reply_topic and (fault := topic_fault(asked.reply_topic)):
+        return failure(codes.INVALID_ENVELOPE, f"reply_topic {fault}", details={"field": "reply_topic"})
     tenant, principal, env, _ = letter.key
     envelope = Envelope.FromString(letter.data)
     envelope.message_id = message_id = admit.new_id(state)

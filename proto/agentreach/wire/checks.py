@@ -17,7 +17,7 @@ from agentreach.v1.error_pb2 import Error, ErrorCode
 from agentreach.v1.registry_pb2 import AgentRecord, AgentStatus
 from agentreach.wire import limits
 from agentreach.wire.errors import failure
-from agentreach.wire.names import CALLER_TYPE, NAME_RULE, agent_id_fault, agent_type_fault, is_name, is_topic, shown
+from agentreach.wire.names import CALLER_TYPE, NAME_RULE, agent_id_fault, agent_type_fault, is_name, shown, topic_fault
 
 VERSION_CHARS_MAX = 128
 LABEL_VALUE_CHARS_MAX = 255
@@ -70,8 +70,8 @@ def request_fault(
     if not 0 <= profile < _PROFILES:
         return _invalid("profile", f"unknown value {profile}")
     reply_topic = env.reply_topic
-    if reply_topic and not is_topic(reply_topic):
-        return _invalid("reply_topic", f"{shown(reply_topic)} is not a topic")
+    if reply_topic and (wrong := topic_fault(reply_topic)):
+        return _invalid("reply_topic", wrong)
     return _payload_fault(env.payload, payload_bytes_max)
 
 
@@ -247,8 +247,8 @@ def _selector_fault(target: Target) -> _Fault | None:
         return "target.policy", f"unknown value {target.policy}"
     if agent_id and (why := agent_id_fault(agent_id)) is not None:
         return "target.agent_id", why
-    if topic and not is_topic(topic):
-        return "target.topic", f"{shown(topic)} is not a topic"
+    if topic and (fault := topic_fault(topic)):
+        return "target.topic", fault
     if agent_type and (why := agent_type_fault(agent_type)) is not None:
         return "target.agent_type", why
     return (

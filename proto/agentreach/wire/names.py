@@ -15,6 +15,7 @@ DEFAULT_ENV = "production"
 CALLER_TYPE = "caller"  # agent type of callers' ids; nobody can register it
 
 NAME_RULE = "a letter or digit, then at most 62 of letters, digits, '.', '_' and '-'"
+TOPIC_RULE = "a letter or digit, then at most 254 of letters, digits, '.', '_', '-' and '/'"
 
 _FIRST = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789")
 _REST = "".join(sorted(_FIRST)) + "._-"
@@ -31,6 +32,11 @@ def is_name(text: str) -> bool:
 def is_topic(text: str) -> bool:
     """True if `text` can be a topic. Topics match exactly: `/` has no meaning to the mesh."""
     return 0 < len(text) <= TOPIC_CHARS_MAX and text[0] in _FIRST and not text.strip(_TOPIC)
+
+
+def topic_fault(text: str) -> str | None:
+    """Why `text` cannot be a topic, or None if it can."""
+    return None if is_topic(text) else f"{shown(text)} is not a topic: {TOPIC_RULE}"
 
 
 def agent_type_fault(text: str) -> str | None:

@@ -30,6 +30,12 @@ def test_a_name_is_what_the_written_grammar_says(text: str) -> None:
 @example("a" * 256)
 def test_a_topic_is_a_longer_name_that_may_hold_slashes(text: str) -> None:
     assert names.is_topic(text) == (TOPIC.fullmatch(text) is not None)
+    assert (names.topic_fault(text) is None) == names.is_topic(text)
+
+
+def test_what_is_no_topic_is_told_what_one_is() -> None:
+    assert names.topic_fault("reports/☃") == f"'reports/☃' is not a topic: {names.TOPIC_RULE}"
+    assert str(names.TOPIC_CHARS_MAX - 1) in names.TOPIC_RULE
 
 
 @given(st.from_regex(r"[a-z0-9][a-z0-9._-]{0,62}", fullmatch=True), st.from_regex(NAME, fullmatch=True))
