@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from reach.core.state import State
 
 
+_SUPPRESSED = "retry suppressed"
 _WORTH_TELLING = (Reason.EXHAUSTED, Reason.DEADLINE)  # what else forbids it stands in the error itself
 
 
@@ -137,7 +138,7 @@ def next_attempt(state: State, request: Request) -> None:
         request.routed = route.routed(policy, len(pool))
         route.hand_over(state, request, envelope, route.attachment_of(agent), request.parent)
     elif full:
-        _suppress(state, request, f"{len(full)} usable agents have their limit of retries under way")
+        no_room(state, request, " and ".join(sorted(full)[:3]))
     elif not _may_wait(state, request, pool, readmit=readmit):
         _end(state, request)
 
@@ -156,9 +157,10 @@ def _may_wait(state: State, request: Request, pool: Pool, *, readmit: bool) -> b
 
 def _go_on(state: State, request: Request, how: Failed, error: Error, decision: Retry, over: bool) -> bool:
     if not state.budget.allows(request.agent_type, state.now):
-        state.stats.retries_suppressed += 1
         error.details["not_retried"] = "the retry budget of the target's type is used up"
-        request.note("retry suppressed", state.now, "retry budget used up")
+        if not request.notes or request.notes[-1][0] != _SUPPRESSED:  # an unacknowledged one asks again and again
+            state.stats.retries_suppressed += 1
+            request.note(_SUPPRESSED, state.now, "retry budget used up")
         return False
     state.budget.planned(request.agent_type, state.now)
     agent, lane = request.agent, request.lane
@@ -260,13 +262,22 @@ def _has_other(state: State, request: Request) -> bool:
     )
 
 
-def _suppress(state: State, request: Request, why: str) -> None:
-    state.stats.retries_suppressed += 1
-    request.note("retry suppressed", state.now, why)
-    error = request.last_error
-    if error is not None:
-        error.details["not_retried"] = f"the retry budget is used up: {why}"
+def no_room(state: State, request: Request, agent_ids: str) -> None:
+    """Who could take the retry has as many under way as one instance may."""
+    request.stage = Stage.BETWEEN
+    suppressed(state, request, agent_ids)
     _end(state, request)
+
+
+def suppressed(state: State, request: Request, agent_ids: str) -> Error:
+    """What a request ends with whose retry has no room at these agents."""
+    why = f"{agent_ids} may have no more retries under way"
+    state.stats.retries_suppressed += 1
+    request.note(_SUPPRESSED, state.now, why)
+    error = request.last_error
+    assert error is not None
+    error.details["not_retried"] = f"the retry budget is used up: {why}"
+    return error
 
 
 def _end(state: State, request: Request) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from agentreach.v1.envelope_pb2 import RoutingPolicy
-from reach.core.agents import DEGRADED, HEALTHY, USABLE_TIERS, Agent
+from reach.core.agents import BROKEN, DEGRADED, HEALTHY, USABLE_TIERS, Agent
 from reach.core.pool import Pool
 from reach.core.ring import key_bytes, stable_hash
 
@@ -95,26 +95,31 @@ def choose(
 def choose_owner(pool: Pool, session_id: str | bytes) -> Agent | None:
     """The owner for a session that has none: by ring over the healthy members, with bounded load in pinned sessions.
 
-    Slots do not count: a session's messages wait in its lane. Degraded members only if no healthy one is left.
+    Slots do not count: a session's messages wait in its lane. Degraded members only if no healthy one is left, and
+    nobody whose breaker is open.
     """
+    broken = pool.tiers[BROKEN].agents
     for status in (HEALTHY, DEGRADED):
-        if pool.weights[status]:
-            return _owner_of_status(pool, session_id, status)
+        weight = pool.weights[status]
+        if broken:
+            weight -= sum(agent.weight_placed for agent in broken if agent.status_placed == status)
+        if weight:
+            return _owner_of_status(pool, session_id, status, weight)
     return None
 
 
-def _owner_of_status(pool: Pool, session_id: str | bytes, status: int) -> Agent:
+def _owner_of_status(pool: Pool, session_id: str | bytes, status: int, weight: int) -> Agent:
     members = pool.members
     name = pool.ring.pick_bounded(
         session_id,
         load=lambda name: members[name].pinned_sessions,
         total=pool.pinned[status],
-        usable=lambda name: members[name].status == status,
-        weight_usable=pool.weights[status],
+        usable=lambda name: members[name].status == status and not members[name].shut,
+        weight_usable=weight,
     )
     if name is not None:
         return members[name]
-    return _by_rendezvous(session_id, [agent for agent in pool if agent.status == status])
+    return _by_rendezvous(session_id, [agent for agent in pool if agent.status == status and not agent.shut])
 
 
 def _choose_excluding(

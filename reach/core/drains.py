@@ -1,9 +1,10 @@
 """Leaving on order: an agent that an operator drains, and what a node that leaves tells its links.
 
 A drained agent gets no new work from this moment on, whatever it says of itself. Its process is told (`drain`), ends
-what it works on and detaches; a process that does not understand is detached (`DRAINED`) as soon as it works on nothing,
-and any process when its time and the grace of a cancel are over. Its conversations go on with other owners once their
-running turn is over: that is `lanes`' and `owners`' to decide. Sending an agent away is `departures`'.
+what it works on and detaches. A process that does not understand is detached (`DRAINED`) as soon as it works on
+nothing, what it brought along from before included; and any process when its time and the grace of a cancel are over.
+Its conversations go on with other owners once their running turn is over: that is `lanes`' and `owners`' to decide.
+Sending an agent away is `departures`'.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def on_timer(state: State, drain: Drain) -> None:
     record, peer = attachment.agent, attachment.peer
     if attachment.drain is not drain or peer.attachments.get((record.env, record.agent_id)) is not attachment:
         return
-    if attachment.attempts and state.now < drain.until + state.rules.cancel_grace_s:
+    if (attachment.attempts or attachment.held) and state.now < drain.until + state.rules.cancel_grace_s:
         state.checks.schedule(drain, state.now + LOOK_S)
         return
     departures.dismiss(state, attachment, f"drained ({drain.reason or 'no reason given'})")

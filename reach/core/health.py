@@ -110,7 +110,7 @@ def out_of_sight(state: State, attachment: Attachment) -> None:
 def in_sight(state: State, attachment: Attachment) -> None:
     """Its link is back."""
     attachment.probe_sent_at = 0.0
-    if not attachment.proven:
+    if not attachment.proven or attachment.missed_probes:  # its answer may have been lost with the old stream
         probe(state, attachment)
     _judge(state, attachment)
 

@@ -14,7 +14,7 @@ from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.wire.errors import failure
-from reach.core import breakers, deadlines, loops, owners, route, settle
+from reach.core import again, breakers, deadlines, loops, owners, route, settle
 from reach.core.agents import DEGRADED, DRAINING, HEALTHY, Agent
 from reach.core.requests import Attachment, Request, Stage
 
@@ -213,6 +213,10 @@ def start(state: State, lane: Lane, request: Request, envelope: Envelope) -> Non
                 agent_id=owner.agent.agent_id,
             ),
         )
+        return
+    if request.attempt and not state.budget.has_room(owner):
+        request.lane = None
+        settle.fail(state, request, again.suppressed(state, request, owner.agent.agent_id))
         return
     request.session_event = event
     request.routed = f"session pin, epoch {lane.epoch}"

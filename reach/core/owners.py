@@ -34,7 +34,7 @@ def ask(state: State, lane: lanes.Lane) -> None:
     if agent is None:
         lanes.take_head(state, lane)
         request.lane = None
-        settle.fail(state, request, route.nobody(state, pool, request))
+        settle.fail(state, request, request.last_error or route.nobody(state, pool, request))
         return
     attachment = agent.link
     assert isinstance(attachment, Attachment)
@@ -112,14 +112,12 @@ def awaited_is_back(state: State, lane: lanes.Lane) -> bool:
 def not_pinned(state: State, lane: lanes.Lane, why: str) -> None:
     """The store could not write the pin: no new session starts while it is away."""
     lane.pinning = False
-    error = failure(
-        codes.REGISTRY_UNAVAILABLE,
-        f"session {lane.key[3]} has no owner and the registry cannot record one now ({why}); try again",
-        retry_after_ms=PIN_RETRY_AFTER_MS,
-    )
+    text = f"session {lane.key[3]} has no owner and the registry cannot record one now ({why}); try again"
     while lane.waiting:
         request = lanes.take_head(state, lane)
         request.lane = None
+        # Each gets an error of its own: what its earlier attempts add to it is nobody else's.
+        error = request.last_error or failure(codes.REGISTRY_UNAVAILABLE, text, retry_after_ms=PIN_RETRY_AFTER_MS)
         settle.fail(state, request, error)
     lanes.forget_if_unknown(state, lane)
 

@@ -151,7 +151,7 @@ def _to_holder(
     lane = state.lanes.get((agent.tenant, agent.env, agent.agent_type, envelope.session_id))
     request.epoch = lane.epoch if lane is not None and lane.owner is attachment else 0
     request.reentrant = True  # the slot is counted already, and a place in the agent's own lane too
-    request.retriable = request.idempotent
+    request.retriable = request.idempotent and not envelope.session_id  # nobody but its owner
     request.credit = credit.UNBOUNDED  # items of a streamed reply come as they were kept
     request.routed = "the agent that has it"
     state.stats.duplicates["joined" if held.running else "replayed"] += 1

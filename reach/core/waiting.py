@@ -13,8 +13,8 @@ from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.error_pb2 import Error
 from agentreach.wire.errors import failure
-from reach.core import breakers, deadlines, route, settle
-from reach.core.agents import FULL, LEAVING, USABLE_TIERS, Agent
+from reach.core import again, breakers, deadlines, route, settle
+from reach.core.agents import BROKEN, FULL, LEAVING, USABLE_TIERS, Agent
 from reach.core.requests import Request, Stage
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from reach.core.state import State
 
 RETRY_AFTER_MS_MIN = 100
+_NOT_AWAITED = frozenset({LEAVING, BROKEN})  # capacity is not why these take nothing
 
 
 def has_full(pool: Pool, without: frozenset[str]) -> bool:
@@ -48,7 +49,7 @@ def push(state: State, request: Request, pool: Pool, data: bytes, without: froze
         without=without,
     )
     if not pushed.waits:
-        settle.fail(state, request, _no_room(state, pool, without))
+        settle.fail(state, request, request.last_error or _no_room(state, pool, without))
         return
     request.in_queue = True
     request.stage = Stage.QUEUED
@@ -56,7 +57,7 @@ def push(state: State, request: Request, pool: Pool, data: bytes, without: froze
     state.directory.wanted = True
     for other in pushed.displaced:
         other.in_queue = False
-        settle.fail(state, other, _displaced(state))
+        settle.fail(state, other, other.last_error or _displaced(state))
     if request.last_error is not None:
         deadlines.reschedule(state, request)
 
@@ -70,15 +71,21 @@ def leave(state: State, request: Request) -> None:
 
 
 def serve(state: State) -> None:
-    """Offer every agent that can take work again to those who wait, until it is full or nobody wants it."""
+    """Offer every agent that can take work again to those who wait, until it is full or nobody wants it.
+
+    One that ramps gets its share first, and then what the others left: nobody would offer it again in time.
+    """
     directory = state.directory
     freed = directory.freed
-    while freed:
-        agent = freed.pop()
+    ramping: list[Agent] = []
+    while freed or ramping:
+        is_last = not freed
+        agent = ramping.pop() if is_last else freed.pop()
         if directory.get(agent.tenant, agent.env, agent.agent_id) is not agent:
             continue
         while agent.tier < USABLE_TIERS:
-            if agent.suspect and not breakers.admits(state, agent):
+            if agent.suspect and not is_last and not breakers.admits(state, agent):
+                ramping.append(agent)
                 break
             request = state.queue.take(agent, state.now)
             if request is None:
@@ -93,17 +100,20 @@ def _start(state: State, request: Request, agent: Agent) -> None:
     if request.deadline <= state.now:  # its timer is a tick late
         settle.fail(state, request, deadlines.timed_out(request))
         return
+    if request.attempt and not state.budget.has_room(agent.link):
+        again.no_room(state, request, agent.agent_id)
+        return
     request.routed = f"waited for a slot, {agent.agent_id} was free first"
     route.hand_over(state, request, Envelope.FromString(request.data), route.attachment_of(agent), request.parent)
 
 
 def recheck(state: State) -> None:
-    """Somebody left or is leaving: those who wait for nobody any more are told so now, not at their deadline."""
+    """Somebody left, is leaving or broke: those who wait for nobody any more are told now, not at their deadline."""
     directory = state.directory
     directory.shrunk = False
     for selector, without in state.queue.keys_now():
         pool = directory.pool(selector)
-        if any(agent.tier != LEAVING and agent.agent_id not in without for agent in pool):
+        if any(agent.tier not in _NOT_AWAITED and agent.agent_id not in without for agent in pool):
             continue
         for request in list(state.queue.waiting(selector, without)):
             leave(state, request)
