@@ -58,9 +58,8 @@ def follows(
         case GiveUp(reason):
             if reason in _WORTH_TELLING:
                 error.details["not_retried"] = reason.value
-            if reason is Reason.DEADLINE and how is Failed.TIMEOUT:
-                return True  # there is no time for another attempt: this one may have what is left
-            return False
+            # A TIMEOUT with no time for another attempt: this one may have what is left.
+            return reason is Reason.DEADLINE and how is Failed.TIMEOUT
         case Retry():
             return _go_on(state, request, how, error, decision, over)
 

@@ -10,8 +10,9 @@ from tests.support.core import CoreMesh, Process
 AGAIN = failure(codes.AGENT_ERROR, "again", retryable=True)
 
 
-def _two(core: CoreMesh, **fields: object) -> tuple[Process, Process]:
-    return core.agent("echo/1", **fields), core.agent("echo/2", **fields)
+def _two(core: CoreMesh, max_concurrency: int = 0) -> tuple[Process, Process]:
+    one = core.agent("echo/1", max_concurrency=max_concurrency)
+    return one, core.agent("echo/2", max_concurrency=max_concurrency)
 
 
 def _name(process: Process) -> str:
