@@ -117,7 +117,10 @@ def recheck(state: State) -> None:
             continue
         for request in list(state.queue.waiting(selector, without)):
             leave(state, request)
-            settle.fail(state, request, request.last_error or route.nobody(state, pool, request))
+            if request.retry_at > state.now and not without.isdisjoint(pool.members):
+                request.stage = Stage.BETWEEN  # from then on those that failed it may have it again
+            else:
+                settle.fail(state, request, request.last_error or route.nobody(state, pool, request))
 
 
 def _no_room(state: State, pool: Pool, without: frozenset[str]) -> Error:

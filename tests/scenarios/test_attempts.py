@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
 from agentreach.wire.errors import failure
 from reach.core.ports import Identity
@@ -95,6 +96,92 @@ def test_deliveries_that_are_not_acknowledged_trip_the_breaker_before_their_dead
     core.assert_settled()
 
 
+def test_what_was_told_to_be_lost_is_not_begun_when_the_link_is_back() -> None:
+    core = CoreMesh()
+    caller, agent = core.caller(), core.agent()
+    agent.frozen = True
+    message = caller.request(timeout_ms=10_000)
+    assert agent.peer is not None and agent.peer.link.next_frame(core.state.now) is not None  # it went, and got lost
+    agent.cut()
+    core.advance(2)
+    assert caller.error_of(message).code == codes.AGENT_LOST
+    welcome = agent.connect()
+    assert welcome is not None and welcome.resumed
+    assert not agent.has(message)
+    core.advance(30)
+    core.assert_settled()
+
+
+def test_an_attempt_at_an_agent_that_is_gone_leaves_nothing_behind() -> None:
+    core = CoreMesh()
+    caller = core.caller()
+    one, two = _two(core)
+    message = caller.request(idempotent=True, timeout_ms=10_000)
+    held, other = _holder(core, one, two)
+    held.leave()
+    assert len(core.state.requests) == 1
+    core.advance(0.5)
+    other.answer(message)
+    assert caller.text_of(message) == "ok"
+    core.assert_settled()
+    core.advance(30)
+    assert core.state.stats.forced_releases == 0
+
+
+def _break(core: CoreMesh, caller: Process, agent_id: str) -> None:
+    for _ in range(5):
+        caller.request(timeout_ms=1500, agent_id=agent_id)
+        core.advance(1.6)
+    core.advance(30)
+
+
+def test_a_probe_that_says_nothing_makes_room_for_another() -> None:
+    core = CoreMesh()
+    caller, agent = core.caller(), core.agent()
+    _break(core, caller, "echo/1")
+    agent.refuse(caller.request())
+    probe = caller.request()
+    assert agent.has(probe), (
+        "a refusal is a caller's own mistake: it says neither that the agent works nor that it fails"
+    )
+    caller.cancel(probe)
+    assert agent.has(caller.request()), "nor does a cancel"
+
+
+def test_an_agent_that_ramps_gets_a_part_of_its_share() -> None:
+    core = CoreMesh()
+    caller = core.caller()
+    one, two = _two(core)
+    _break(core, caller, "echo/1")
+    for process in (one, two):
+        process.handler = lambda process, envelope: process.answer(envelope, pump=False)
+    caller.request(agent_id="echo/1")
+    before = len(one.requests)
+    for _ in range(100):
+        assert caller.text_of(caller.request(agent_type="echo", policy=pb.RANDOM)) == "ok"
+    assert len(one.requests) - before < 15, "a twentieth of half of them"
+    core.assert_settled()
+
+
+def test_timeouts_within_the_time_that_an_agent_takes_trip_nobody() -> None:
+    core = CoreMesh()
+    caller, agent = core.caller(), core.agent()
+    for _ in range(10):
+        message = caller.request(timeout_ms=10_000)
+        core.advance(3)
+        agent.answer(message)
+    for _ in range(8):
+        caller.request(timeout_ms=2000)
+        core.advance(2.1)
+    assert not core.attachment("echo/1").agent.shut, "it takes three seconds, and is asked for two"
+    for _ in range(5):
+        caller.request(timeout_ms=4000)
+        core.advance(4.1)
+    assert core.attachment("echo/1").agent.shut
+    core.advance(10)
+    core.assert_settled()
+
+
 # ---- when the next one may go where ----
 
 
@@ -134,6 +221,58 @@ def test_a_retry_that_waits_for_a_slot_does_not_take_that_of_who_failed_it_befor
     assert one.got(message).attempt == 2, "its time has come, and nobody else has a slot"
     one.answer(message)
     two.answer(filler)
+    core.assert_settled()
+
+
+def test_a_retry_that_got_a_slot_is_not_made_once_more_when_those_that_failed_it_may_have_it_again() -> None:
+    core = CoreMesh()
+    caller = core.caller()
+    one, two = _two(core, max_concurrency=1)
+    filler = caller.request(agent_id="echo/2", timeout_ms=60_000)
+    message = caller.request(timeout_ms=20_000)
+    one.answer(message, error=failure(codes.OVERLOADED, "busy", retry_after_ms=3000))
+    core.advance(0.5)
+    two.answer(filler)
+    assert two.got(message).attempt == 2
+    core.advance(5)
+    assert len(one.requests) == 1 and len(two.requests) == 2
+    two.answer(message)
+    assert caller.text_of(message) == "ok"
+    core.assert_settled()
+
+
+def test_a_retry_whose_last_other_candidate_leaves_waits_for_the_time_of_who_failed_it() -> None:
+    core = CoreMesh()
+    caller = core.caller()
+    one, two = _two(core, max_concurrency=1)
+    caller.request(agent_id="echo/2", timeout_ms=60_000)
+    message = caller.request(timeout_ms=20_000)
+    one.answer(message, error=failure(codes.OVERLOADED, "busy", retry_after_ms=3000))
+    core.advance(0.5)
+    assert len(core.state.queue) == 1
+    two.leave()
+    assert not caller.replies_to(message) and not core.state.queue
+    core.advance(2.4)
+    assert len(one.requests) == 1
+    core.advance(0.2)
+    assert one.got(message).attempt == 2
+    one.answer(message)
+    core.assert_settled()
+
+
+def test_a_retry_whose_last_candidate_leaves_ends_with_what_it_failed_with() -> None:
+    core = CoreMesh()
+    caller = core.caller()
+    one, two = _two(core, max_concurrency=1)
+    caller.request(agent_id="echo/2", timeout_ms=60_000)
+    message = caller.request(timeout_ms=5000)
+    one.answer(message, error=failure(codes.OVERLOADED, "busy", retry_after_ms=9000))
+    core.advance(0.5)
+    assert len(core.state.queue) == 1
+    two.leave()
+    error = caller.error_of(message)
+    assert error.code == codes.OVERLOADED and error.retry_after_ms == 9000 and error.attempts == 1
+    core.advance(1)
     core.assert_settled()
 
 
@@ -203,4 +342,16 @@ def test_who_waited_beyond_its_deadline_is_not_started_though_its_timer_is_late(
     assert not agent.has(waits)
     error = caller.error_of(waits)
     assert error.code == codes.TIMEOUT and "never started" in error.message
+    core.assert_settled()
+
+
+def test_who_waits_goes_before_who_comes_in_the_frame_that_frees_the_slot() -> None:
+    core = CoreMesh()
+    caller, agent = core.caller(), core.agent(max_concurrency=1)
+    running, waits = caller.request(timeout_ms=20_000), caller.request(timeout_ms=20_000)
+    agent.answer(running, pump=False)
+    comes = agent.request(timeout_ms=20_000)
+    assert agent.has(waits) and not agent.has(comes)
+    agent.answer(waits)
+    agent.answer(comes)
     core.assert_settled()
