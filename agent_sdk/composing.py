@@ -37,10 +37,7 @@ def timeout_s(timeout: float | None, profile: str | None, work: Work | None, now
             raise InvalidEnvelope(f"timeout {timeout!r} is not a time in seconds above 0 and at most 600")
         wanted = timeout
     elif profile is not None:
-        name = profile.upper()
-        if name not in _PROFILE_WHOLE_S:
-            raise InvalidEnvelope(f"profile {profile!r} is none of {', '.join(_PROFILE_WHOLE_S)}")
-        wanted = _PROFILE_WHOLE_S[name]
+        wanted = _PROFILE_WHOLE_S[_profile_name(profile)]
     elif work is None:
         raise InvalidEnvelope("say how long to wait: timeout=seconds, or a profile such as 'RPC' or 'LLM'")
     else:
@@ -51,6 +48,13 @@ def timeout_s(timeout: float | None, profile: str | None, work: Work | None, now
             raise Timeout("the request being handled has no time left for this call", trace_id=work.trace_id)
         return min(wanted, left)
     return wanted
+
+
+def _profile_name(profile: str) -> str:
+    name = str(profile).upper()
+    if name not in _PROFILE_WHOLE_S:
+        raise InvalidEnvelope(f"profile {profile!r} is none of {', '.join(_PROFILE_WHOLE_S)}")
+    return name
 
 
 def payload(data: Any) -> bytes:
@@ -74,9 +78,21 @@ def check_size(content: bytes, bytes_max: int) -> None:
 
 def checked_id(message_id: str) -> str:
     """The message_id, if it can be one. Raises `InvalidEnvelope`."""
-    if not message_id or len(message_id) > 128 or not message_id.isprintable():
+    if not isinstance(message_id, str) or not message_id or len(message_id) > 128 or not message_id.isprintable():
         raise InvalidEnvelope("message_id must have 1 to 128 characters, none of them a control character")
     return message_id
+
+
+def _check_kinds(session: object, strict: object, idempotent: object, dedup_key: object) -> None:
+    """Raises `InvalidEnvelope` that names the first argument of a wrong type."""
+    for name, value, kind, text in (
+        ("strict_session", strict, bool, "True or False"),
+        ("idempotent", idempotent, bool, "True or False"),
+        ("session", session, str, "text"),
+        ("dedup_key", dedup_key, str, "text"),
+    ):
+        if value is not None and not isinstance(value, kind):
+            raise InvalidEnvelope(f"{name} must be {text}, got {value!r:.80}")
 
 
 def rest(
@@ -86,11 +102,12 @@ def rest(
     envelope = pb.Envelope()
     lane, key = NORMAL, None
     if profile is not None:
-        envelope.profile = pb.CallProfile.Value(profile.upper())
+        envelope.profile = pb.CallProfile.Value(_profile_name(profile))
     dedup_key: str | None = None
     if extras is not None:
         session, strict, idempotent, priority, dedup_key, headers = extras
-        envelope.strict_session, envelope.idempotent = strict, idempotent
+        _check_kinds(session, strict, idempotent, dedup_key)
+        envelope.strict_session, envelope.idempotent = bool(strict), bool(idempotent)
         if session is not None:
             envelope.session_id = session
             key = (route.target, session)
