@@ -111,7 +111,8 @@ def redrive(message_id: str, wait: float | None, url: str | None, json_wanted: b
         click.echo(f"sent once more as {reply.message_id}")
         if outcome:
             click.echo(f"outcome: {outcome}")
-        note(f"see: reach trace {reply.trace_id}")
+        if outcome in ("", "OK"):
+            note(f"see: reach trace {reply.trace_id}")
     if wait is not None and not outcome:
         raise Ended(f"it has no outcome after {duration(wait)}", Exit.MESH_ERROR)
     if outcome not in ("", "OK"):

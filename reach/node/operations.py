@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from agentreach.v1 import admin_pb2 as admin
 from agentreach.v1 import error_pb2 as codes
 from agentreach.wire.errors import failure
-from agentreach.wire.names import normalise_env
+from agentreach.wire.names import normalise_env, shown
 from reach.core import breakers, drains
 from reach.core.agents import Agent
 from reach.core.breaker import BreakerState
@@ -110,7 +110,9 @@ class Operations(Queries):
         env = normalise_env(env)
         agent = self._state.directory.get(who.tenant, env, agent_id)
         if agent is None:
-            raise MeshFailure(failure(codes.NO_ROUTE, f"no agent {agent_id[:200]} in env {env[:100]}"))
+            raise MeshFailure(
+                failure(codes.NO_ROUTE, f"no agent {shown(agent_id)} in env {env[:100]}; see: reach agents")
+            )
         return agent
 
 

@@ -14,7 +14,7 @@ from agentreach.v1 import registry_pb2 as registry
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.wire.checks import request_fault, target_fault
 from agentreach.wire.errors import failure
-from agentreach.wire.names import normalise_env
+from agentreach.wire.names import normalise_env, shown
 from reach.core import route, sessions, settle
 from reach.core.agents import FULL
 from reach.core.explain import explain
@@ -84,7 +84,9 @@ class Queries:
         agent = self._state.directory.get(who.tenant, normalise_env(request.env), request.agent_id)
         if agent is None:
             env = normalise_env(request.env)
-            raise MeshFailure(failure(codes.NO_ROUTE, f"no agent {request.agent_id[:200]} in env {env[:100]}"))
+            raise MeshFailure(
+                failure(codes.NO_ROUTE, f"no agent {shown(request.agent_id)} in env {env[:100]}; see: reach agents")
+            )
         return agent.to_record()
 
     def list_agents(self, request: registry.ListAgentsRequest, who: Identity) -> registry.ListAgentsReply:

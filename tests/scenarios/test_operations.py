@@ -138,6 +138,7 @@ class TestDraining:
         with pytest.raises(MeshFailure) as refused:
             desk.drain_agent(admin.DrainAgentRequest(agent_id="echo/9"), ANYBODY)
         assert refused.value.error.code == codes.NO_ROUTE
+        assert refused.value.error.message.endswith("in env production; see: reach agents")
         with pytest.raises(MeshFailure) as refused:
             long = admin.DrainAgentRequest(agent_id="echo/1", timeout_ms=DRAIN_TIMEOUT_MS_MAX + 1)
             desk.drain_agent(long, ANYBODY)
