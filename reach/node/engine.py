@@ -39,6 +39,8 @@ log = structlog.get_logger("reach")
 
 _RPC_MARGIN_S = 0.05  # our precise answer must be there before the RPC's own deadline ends the call without one
 _INSTEAD = "use InvokeStream"
+_STALL_S = 0.5  # a loop that stood still for so long has answers to read before it judges anybody by time
+_READ_S = 0.1  # for that; a loop that stands still again and again puts off every second tick only
 
 
 class Engine(Operations):
@@ -53,6 +55,8 @@ class Engine(Operations):
         self._pin_book: PinBook | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
+        self._put_off = False
+        """The next tick waits until what came during a stall is read."""
         self._depth = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._settled = asyncio.Event()
@@ -98,7 +102,7 @@ class Engine(Operations):
 
     def _arm(self, state: State) -> None:
         at = mesh.next_tick_at(state)
-        if at is not None and at < self._timer_at:
+        if at is not None and at < self._timer_at and not self._put_off:
             if self._timer is not None:
                 self._timer.cancel()
             self._timer_at = at
@@ -106,6 +110,11 @@ class Engine(Operations):
 
     def _tick(self) -> None:
         self._timer, self._timer_at = None, float("inf")
+        if not self._put_off and self._stall.stall_s(boot_time()) > _STALL_S:
+            self._put_off = True
+            self._timer = self._loop.call_later(_READ_S, self._tick)
+            return
+        self._put_off = False
         try:
             with self.step() as state:
                 mesh.tick(state)
