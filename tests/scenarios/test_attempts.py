@@ -128,6 +128,57 @@ def test_an_attempt_at_an_agent_that_is_gone_leaves_nothing_behind() -> None:
     assert core.state.stats.forced_releases == 0
 
 
+def test_who_does_not_acknowledge_by_a_short_deadline_gets_nothing_new() -> None:
+    core = CoreMesh()
+    caller = core.caller()
+    one, two = _two(core)
+    one.frozen = True
+    message = caller.request(agent_id="echo/1", timeout_ms=400)
+    assert one.peer is not None and one.peer.link.next_frame(core.state.now) is not None
+    core.advance(0.41)
+    assert caller.error_of(message).code == codes.TIMEOUT
+    for _ in range(10):
+        assert two.has(caller.request(agent_type="echo", policy=pb.RANDOM, timeout_ms=60_000))
+
+
+def test_a_retry_that_finds_only_full_agents_keeps_its_deadline() -> None:
+    core = CoreMesh()
+    caller = core.caller()
+    one, two = _two(core, max_concurrency=1)
+    filler = caller.request(agent_id="echo/2", timeout_ms=60_000)
+    one.frozen = True
+    message = caller.request(timeout_ms=8000)
+    one.cut()
+    core.advance(2)
+    assert len(core.state.queue) == 1, "it was never sent, and nobody else has a slot"
+    core.advance(6.1)
+    error = caller.error_of(message)
+    assert error.code == codes.TIMEOUT and not error.may_have_executed
+    two.answer(filler)
+    core.advance(30)
+    core.assert_settled()
+
+
+def test_streams_that_fall_silent_trip_the_breaker() -> None:
+    core = CoreMesh()
+    caller, agent = core.caller(), core.agent()
+    for message in [caller.request(timeout_ms=120_000) for _ in range(5)]:
+        agent.answer(message, more=True)
+    core.advance(31)
+    assert core.attachment("echo/1").agent.shut
+    core.assert_settled()
+
+
+def test_a_rate_limit_is_believed_for_five_minutes_at_most() -> None:
+    core = CoreMesh()
+    caller, agent = core.caller(), core.agent()
+    message = caller.request(timeout_ms=5000)
+    agent.answer(message, error=failure(codes.OVERLOADED, "busy", retry_after_ms=3_600_000))
+    assert 0 < core.attachment("echo/1").agent.avoid_until - core.state.now <= 300
+    core.advance(6)
+    core.assert_settled()
+
+
 def _break(core: CoreMesh, caller: Process, agent_id: str) -> None:
     for _ in range(5):
         caller.request(timeout_ms=1500, agent_id=agent_id)
