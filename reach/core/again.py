@@ -165,9 +165,8 @@ def _go_on(state: State, request: Request, how: Failed, error: Error, decision: 
     agent, lane = request.agent, request.lane
     assert agent is not None
     name = codes.ErrorCode.Name(error.code)
-    pause_ms = round((decision.at - state.now) * 1000)
     request.note("failed", state.now, f"{name} at {agent.agent_id}")
-    request.note("retried", state.now, f"{how.value}: next attempt {f'in {pause_ms} ms' if pause_ms else 'at once'}")
+    request.note("retried", state.now, _planned(how, decision, state.now))
     state.log("debug", "attempt failed", request.trace_id, agent=agent.agent_id, code=name, attempt=request.attempt)
     request.ran = request.ran or error.may_have_executed
     request.last_error = error
@@ -195,6 +194,16 @@ def _go_on(state: State, request: Request, how: Failed, error: Error, decision: 
     else:
         deadlines.reschedule(state, request)
     return True
+
+
+def _planned(how: Failed, decision: Retry, now: float) -> str:
+    """When another attempt may be made, for a trace; and when where it failed, if that is later."""
+    pause_ms = round((decision.at - now) * 1000)
+    when = f"in {pause_ms} ms" if pause_ms else "at once"
+    if decision.same_at is None:
+        return f"{how.value}: next attempt {when}, at another agent only"
+    same_ms = round((decision.same_at - now) * 1000)
+    return f"{how.value}: next attempt {when}" + (f", at the same agent in {same_ms} ms" if same_ms > pause_ms else "")
 
 
 def _abandon(state: State, request: Request) -> None:

@@ -8,6 +8,8 @@ from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
 from agentreach.wire.errors import failure
 from reach.core.breaker import BreakerState
+from reach.core.ports import ANYBODY
+from reach.node.queries import Queries
 from tests.support.core import CoreMesh, Process
 
 
@@ -136,7 +138,7 @@ def test_a_refusal_is_never_retried() -> None:
 def test_a_rate_limited_agent_is_asked_again_after_its_time_if_nobody_else_can() -> None:
     core = CoreMesh()
     caller, agent = core.caller(), core.agent()
-    message = caller.request(timeout_ms=5000)
+    message = caller.request(timeout_ms=5000, trace_id="t1")
     agent.answer(message, error=failure(codes.OVERLOADED, "busy", retry_after_ms=1500))
     core.advance(1.4)
     assert len(agent.requests) == 1
@@ -144,6 +146,9 @@ def test_a_rate_limited_agent_is_asked_again_after_its_time_if_nobody_else_can()
     assert len(agent.requests) == 2
     agent.answer(message)
     assert caller.text_of(message) == "ok"
+    (traced,) = Queries(core.state).get_trace("t1", ANYBODY).messages
+    (retried,) = [stage.detail for stage in traced.stages if stage.name == "retried"]
+    assert retried.startswith("overloaded: next attempt in ") and retried.endswith(", at the same agent in 1500 ms")
     core.assert_settled()
 
 
@@ -206,7 +211,9 @@ def test_an_unacknowledged_idempotent_request_goes_to_another_instance() -> None
     other = two if held is one else one
     other.frozen = False
     peer = held.peer
-    assert peer is not None and peer.link.next_frame(core.state.now) is not None  # it is on its way into a frozen process
+    assert (
+        peer is not None and peer.link.next_frame(core.state.now) is not None
+    )  # it is on its way into a frozen process
     core.advance(6.5)
     assert other.has(message), "no acknowledgement within a quarter of its time"
     other.answer(message)
