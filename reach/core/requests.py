@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from reach.core.stats import TypeStats
     from reach.core.trace import Stage as TraceStage
 
+NO_ANCESTORS: frozenset[str] = frozenset()
 NOTES_MAX = 60  # stages of one message besides the usual ones
 
 MessageKey = tuple[str, str, str, str]
@@ -89,7 +90,7 @@ class Request:
     items = 0
     """Items of a streamed reply so far."""
     items_at = 0.0
-    credit = STREAM_CREDIT_INITIAL
+    credit: int
     """Items that all who wait will take: what the agent was told."""
     epoch = 0
     session_event = 0
@@ -98,7 +99,7 @@ class Request:
     node_made_id = False
     holds_slot = False
     reentrant = False
-    ancestors: frozenset[str] = frozenset()
+    ancestors: frozenset[str]
     parent: Lineage | None = None
     """The call this one was made from."""
     parent_message_id = ""
@@ -144,6 +145,8 @@ class Request:
         self.priority = priority
         self.fresh = fresh
         self.idempotent = idempotent
+        self.credit = STREAM_CREDIT_INITIAL
+        self.ancestors = NO_ANCESTORS
 
     def note(self, name: str, at: float, detail: str = "") -> None:
         """Add a stage to its trace; a peer that repeats itself for ever is not heard for ever."""
