@@ -199,7 +199,7 @@ class Mesh:
         counts = reply.data
         if isinstance(counts, bytes):
             counts = json.loads(counts)
-        return PublishCounts(**{name: int(counts.get(name, 0)) for name in PublishCounts.__slots__})
+        return PublishCounts(*(int(counts.get(name, 0)) for name in ("matched", "accepted", "dropped", "unknown")))
 
     # ---- making a call ----
 
