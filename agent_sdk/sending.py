@@ -45,7 +45,8 @@ def begin(
 ) -> tuple[Call, Joiner | None]:
     """Send a request, or join the call of its `message_id` that is under way.
 
-    `pid` is the process that made the client; `timeout` is as the user gave it, a number or None. Raises `ReachError` for what cannot be sent, `RuntimeError` after a fork.
+    `pid` is the process that made the client; `timeout` is as the user gave it, a number or None. Raises `ReachError`
+    for what cannot be sent, `RuntimeError` after a fork.
     """
     if os.getpid() != pid:
         raise RuntimeError("this mesh client was made before the process forked; call connect() in the child")
@@ -93,7 +94,7 @@ def _timeout(timeout: Any, profile: str | None, work: Work | None, now: float) -
             fits = False
         if not fits:
             raise InvalidEnvelope(f"timeout {timeout!r} is not a time in seconds above 0 and at most 600")
-        wanted = timeout
+        wanted = float(timeout)
     elif profile is not None:
         name = profile.upper()
         if name not in _PROFILE_WHOLE_S:

@@ -22,7 +22,9 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {"reach": "reach", "agent_sdk": "agent_sdk", "agentreach": "proto/agentreach"}
@@ -163,15 +165,32 @@ def work(into: Path) -> None:
     from setuptools import Distribution
     from setuptools.command.build_ext import build_ext
 
+    class OnEveryCore(build_ext):
+        """Compiles the C files of one extension at once; setuptools does so one after another."""
+
+        def build_extensions(self) -> None:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                compiled = []
+                one = self.compiler._compile
+                self.compiler._compile = lambda *given: compiled.append(pool.submit(one, *given))
+                link = self.compiler.link_shared_object
+
+                def link_when_compiled(*given: Any, **named: Any) -> None:
+                    for each in compiled:
+                        each.result()
+                    link(*given, **named)
+
+                self.compiler.link_shared_object = link_when_compiled
+                super().build_extensions()
+
     scratch = Path.cwd().parent
     options = ["--ignore-missing-imports", f"--cache-dir={scratch / 'cache'}", "--python-executable", sys.executable]
     names = chosen_here()
     extensions = mypycify(
         [*options, *names], opt_level=OPTIMISE, debug_level="0", multi_file=True, target_dir=str(scratch / "c")
     )
-    command = build_ext(Distribution({"ext_modules": extensions}))
+    command = OnEveryCore(Distribution({"ext_modules": extensions}))
     command.build_lib, command.build_temp = str(into), str(scratch / "objects")
-    command.parallel = os.cpu_count()
     command.ensure_finalized()
     command.run()
 
