@@ -4,7 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help setup run test check bench soak docs proto fmt clean
+FAST   := PYTHONPATH="$$($(BIN)/python tools/compiled.py --path)"  # the compiled copy, if today's sources have one
+
+.PHONY: help setup run fast test check bench soak docs proto fmt clean
 
 help:            ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -25,7 +27,10 @@ $(VENV)/.bench: $(STAMP)
 	@touch $@
 
 run: $(STAMP)    ## a node with demo agents, calls you can watch; Ctrl-C ends it
-	@$(BIN)/reach demo
+	@$(FAST) $(BIN)/reach demo
+
+fast: $(STAMP)   ## compile the hot path (needs a C compiler); `make run` and `make bench` then use it
+	@$(BIN)/python tools/compiled.py
 
 test: $(STAMP)   ## every test a fresh machine can run (under 10 minutes on 2 cores)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile
@@ -38,7 +43,7 @@ check: $(STAMP)  ## format, lint, types, layers, generated code and pages (under
 	@$(BIN)/python tools/genproto.py --check
 	@$(BIN)/python tools/gendocs.py --check
 
-bench: $(VENV)/.bench ## throughput and latency as ratios to plain gRPC and NATS; AGAINST=<commit> compares two trees
+bench: $(VENV)/.bench ## ratios to plain gRPC and NATS, compiled if it can be; AGAINST=<commit> compares two trees
 	@$(BIN)/python tools/bench.py $(if $(QUICK),--quick) $(if $(AGAINST),--against $(AGAINST)) $(ARGS)
 
 soak: $(STAMP)   ## the long cases in their full length
@@ -55,4 +60,4 @@ fmt: $(STAMP)    ## format and mend what can be mended
 	@$(BIN)/ruff check --fix .
 
 clean:           ## remove .venv and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

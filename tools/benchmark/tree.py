@@ -1,9 +1,10 @@
-"""Another commit's tree, unpacked for a comparison."""
+"""The trees that are compared: another commit's, unpacked, and the compiled copy of each."""
 
 from __future__ import annotations
 
 import io
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -21,6 +22,15 @@ def unpack(commit: str, repository: Path, into: Path) -> tuple[Path, str]:
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
         files.extractall(target, filter="data")
     return target, name
+
+
+def compiled(root: Path) -> Path | None:
+    """The compiled copy of a tree, made now if need be; None where it cannot be made (standard error says why)."""
+    program = root / "tools" / "compiled.py"
+    if not program.exists():
+        return None
+    done = subprocess.run([sys.executable, str(program)], stdout=subprocess.PIPE, text=True, check=False)
+    return Path(done.stdout.strip()) if done.returncode == 0 else None
 
 
 def _git(repository: Path, *arguments: str) -> bytes:

@@ -1,8 +1,8 @@
 """Compiles the hot modules: a copy of the packages whose extension modules stand beside their source.
 
     make fast                         compile what the sources say now, if that was not done yet
-    python tools/compile.py --path    print where that is; nothing if it was not compiled
-    python tools/compile.py --into D  put the extension modules alone into a folder (for a wheel)
+    python tools/compiled.py --path    print where that is; nothing if it was not compiled
+    python tools/compiled.py --into D  put the extension modules alone into a folder (for a wheel)
 
 The copy's folder is named by a hash of everything it is made from. So it never stands in front of newer source: who
 wants it asks for the one of today's sources, puts that folder first on PYTHONPATH, or goes on in plain Python. Nothing
