@@ -56,6 +56,7 @@ async def run(work: Work) -> None:
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() and not work.cancelled:
             interrupted = error  # somebody ends the loop: answer, then let it
+    work.task = None  # its context holds the work: a cycle, which each message would leave to the collector
     host.finish(work, core, keep)
     if interrupted is not None:
         raise interrupted

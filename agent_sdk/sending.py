@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +27,8 @@ _PROFILE_WHOLE_S = {"CACHE": 1.1, "RPC": 16.0, "LLM": 245.0, "EXTERNAL": 62.0, "
 """Whole time of a profile (behaviour.md §4, rounded up): for the SDK's own guard only; the node keeps the real one."""
 _PRIORITIES = {"HIGH": (pb.HIGH, HIGH), "NORMAL": (pb.NORMAL, NORMAL), "LOW": (pb.LOW, LOW)}
 
-Extras = tuple[str | None, bool, bool, str | None, str | None, Mapping[str, str] | None]
-"""session, strict_session, idempotent, priority, dedup_key, headers."""
+Extras = tuple[Any, ...]
+"""session, strict_session, idempotent, priority, dedup_key, headers; as the user gave them."""
 
 
 def begin(
