@@ -77,14 +77,37 @@ def foreign_bases(source: Source, native: set[str]) -> Iterator[str]:
                 yield f"{source.path}:{node.lineno} {node.name}({name_of(base)})"
 
 
-def async_generators(source: Source) -> Iterator[str]:
+GUARDS = ast.Try | ast.With | ast.AsyncWith | ast.AsyncFor
+
+
+def guarded_waits(source: Source) -> Iterator[str]:
+    """Coroutines that wait inside `try` or `with`, and async generators."""
     for name, function in source.functions():
-        if isinstance(function, ast.AsyncFunctionDef):
-            own = [
-                node for where, node in Source(source.path, ast.unparse(function)).inside() if where == function.name
-            ]
-            if any(isinstance(node, ast.Yield) for node in own):
-                yield f"{source.path}:{function.lineno} {name}"
+        if not isinstance(function, ast.AsyncFunctionDef):
+            continue
+        for node in ast.walk(function):
+            inside = ast.walk(node) if isinstance(node, GUARDS) else ()
+            if isinstance(node, ast.Yield | ast.AsyncWith | ast.AsyncFor) or any(
+                isinstance(inner, ast.Await) for inner in inside
+            ):
+                yield f"{source.path}:{node.lineno} {name}"
+
+
+def unset_defaults(source: Source) -> Iterator[str]:
+    """Defaults of attributes, written in the class, that are not literals."""
+    for node in ast.walk(source.tree):
+        if not isinstance(node, ast.ClassDef) or any(name_of(each) == "dataclass" for each in node.decorator_list):
+            continue
+        if any(name_of(base) in ("Enum", "StrEnum", "NamedTuple") for base in node.bases):
+            continue
+        for line in node.body:
+            target = line.targets[0] if isinstance(line, ast.Assign) else getattr(line, "target", None)
+            value = line.value if isinstance(line, ast.Assign | ast.AnnAssign) else None
+            literal = (
+                value is None or isinstance(value, ast.Constant) or (isinstance(value, ast.Tuple) and not value.elts)
+            )
+            if isinstance(target, ast.Name) and not literal and target.id[:2] != "__":
+                yield f"{source.path}:{line.lineno} {node.name}.{target.id}"
 
 
 CHOSEN = [source for source in sources() if installed(source) in compiled.chosen()]
@@ -126,8 +149,12 @@ def test_nothing_that_is_not_compiled_inherits_from_a_compiled_class() -> None:
     assert found == []
 
 
-def test_no_compiled_function_is_an_async_generator() -> None:
-    assert [fault for source in CHOSEN for fault in async_generators(source)] == []
+def test_no_compiled_coroutine_waits_where_an_exception_is_or_may_be_handled() -> None:
+    assert [fault for source in CHOSEN for fault in guarded_waits(source)] == []
+
+
+def test_the_default_of_a_compiled_class_s_attribute_is_a_literal() -> None:
+    assert [fault for source in CHOSEN for fault in unset_defaults(source)] == []
 
 
 @pytest.mark.parametrize(
@@ -137,8 +164,11 @@ def test_no_compiled_function_is_an_async_generator() -> None:
             "if TYPE_CHECKING:\n    from a import B\n@dataclass(frozen=True)\nclass C:\n    b: B\n",
             crashing_fields,
         ),
+        ("class C:\n    credit = INITIAL\n", unset_defaults),
         ("class C(HashRing): ...\n", lambda source: foreign_bases(source, {"C"})),
-        ("async def f():\n    yield 1\n", async_generators),
+        ("async def f():\n    yield 1\n", guarded_waits),
+        ("async def f():\n    try:\n        await g()\n    finally:\n        h()\n", guarded_waits),
+        ("async def f():\n    async with g():\n        pass\n", guarded_waits),
     ],
 )
 def test_the_checks_find(text: str, finds) -> None:  # type: ignore[no-untyped-def]
