@@ -4,7 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-FAST   := PYTHONPATH="$$($(BIN)/python tools/compiled.py --path)"  # the compiled copy, if today's sources have one
+# The compiled copy, if today's sources have one.
+FAST   := PYTHONPATH="$$($(BIN)/python tools/compiled.py --path)"
 
 .PHONY: help setup run fast test check bench soak docs proto fmt clean
 

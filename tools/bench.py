@@ -82,19 +82,22 @@ def _positive(kind: type[int] | type[float]) -> Callable[[str], float]:
     return positive
 
 
-def columns(
-    wanted: Sequence[str], against: tuple[Path, str] | None, *, plain: bool = False
+async def columns(
+    wanted: Sequence[str], against: tuple[Path, str] | None, *, plain: bool = False, make: bool = False
 ) -> tuple[list[System], list[str]]:
-    """The systems to measure, and notes on those that cannot be; trees compiled as they ship, unless `plain`."""
+    """The systems to measure, and notes on those that cannot be.
+
+    Agent-Reach is measured compiled, as it ships, unless `plain`; with `make` what is not compiled yet is compiled.
+    """
     found, notes = [], []
     if "reach" in wanted:
         trees = {"reach": (REPOSITORY, "Agent-Reach")}
         if against is not None:
             trees["against"] = (against[0], f"Agent-Reach {against[1]}")
         for name, (root, title) in trees.items():
-            copy = None if plain else tree.compiled(root)
+            copy = None if plain else await tree.compiled(root, make)
             if copy is None:
-                notes.append(f"{title} was measured in plain Python, not compiled")
+                notes.append(f"{title} was measured in plain Python, not compiled (make fast)")
             found.append(System(name, title, "reach", copy or root))
     if "direct" in wanted:
         found.append(System("direct", "direct gRPC", "direct"))
@@ -243,7 +246,7 @@ async def bench(given: argparse.Namespace) -> int:
     rows = [row for row in ROWS if row.name in given.rows]
     with tempfile.TemporaryDirectory(prefix="agent-reach-bench-") as scratch:
         against = tree.unpack(given.against, REPOSITORY, Path(scratch)) if given.against else None
-        found, notes = columns(given.systems, against, plain=given.plain)
+        found, notes = await columns(given.systems, against, plain=given.plain, make=not given.quick)
         measured = await all_rounds(found, rows, plan)
         single = await node_alone(found, given.rows, plan)
     notes += notes_on(measured, plan, given)

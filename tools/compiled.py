@@ -16,6 +16,7 @@ import hashlib
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -276,6 +277,7 @@ def main() -> int:
     parser.add_argument("--into", type=Path, metavar="D", help="only the extension modules, into this folder")
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the compiler ends, too, and nothing is left over
     if given.work is not None:
         work(given.work)
         return 0

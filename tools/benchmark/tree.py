@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import subprocess
 import sys
@@ -24,13 +25,20 @@ def unpack(commit: str, repository: Path, into: Path) -> tuple[Path, str]:
     return target, name
 
 
-def compiled(root: Path) -> Path | None:
-    """The compiled copy of a tree, made now if need be; None where it cannot be made (standard error says why)."""
+async def compiled(root: Path, make: bool) -> Path | None:
+    """The compiled copy of a tree, with `make` made now if need be; None where there is none."""
     program = root / "tools" / "compiled.py"
     if not program.exists():
         return None
-    done = subprocess.run([sys.executable, str(program)], stdout=subprocess.PIPE, text=True, check=False)
-    return Path(done.stdout.strip()) if done.returncode == 0 else None
+    command = [sys.executable, str(program), *([] if make else ["--path"])]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    try:
+        path = (await process.communicate())[0].decode().strip()
+    except asyncio.CancelledError:
+        process.terminate()
+        await process.wait()
+        raise
+    return Path(path) if path else None
 
 
 def _git(repository: Path, *arguments: str) -> bytes:
