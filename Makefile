@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 # The compiled copy, if today's sources have one.
 FAST   := PYTHONPATH="$$($(BIN)/python tools/compiled.py --path)"
 
-.PHONY: help setup run fast test check bench soak docs proto fmt clean
+.PHONY: help setup run fast test check bench sim fuzz soak docs proto fmt clean
 
 help:            ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -46,6 +46,16 @@ check: $(STAMP)  ## format, lint, types, layers, generated code and pages (under
 
 bench: $(VENV)/.bench ## ratios to plain gRPC and NATS, compiled if it can be; AGAINST=<commit> compares two trees
 	@$(BIN)/python tools/bench.py $(if $(QUICK),--quick) $(if $(AGAINST),--against $(AGAINST)) $(ARGS)
+
+sim: $(STAMP)    ## 300 seeds of the whole mesh on virtual time, with faults (3 minutes at most); SEEDS=1-1000, ARGS=--help
+	@$(BIN)/python tools/sim.py --seeds $(or $(SEEDS),1-300) $(ARGS)
+
+$(VENV)/.fuzz: $(STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group fuzz
+	@touch $@
+
+fuzz: $(VENV)/.fuzz ## anything at all at parsers, link, core and SDK for a minute; SECONDS=600, ARGS="core --seed 7"
+	@$(BIN)/python -m tools.fuzz --seconds $(or $(SECONDS),60) $(ARGS)
 
 soak: $(STAMP)   ## the long cases in their full length
 	@REACH_SOAK=1 $(BIN)/python -m pytest -m soak --timeout 3600

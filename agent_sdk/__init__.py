@@ -53,13 +53,14 @@ from agent_sdk.errors import (
     WouldDeadlock,
 )
 from agent_sdk.logs import TraceFilter, current_trace_id
-from agent_sdk.messages import Event, PublishCounts, Reply
+from agent_sdk.messages import Acceptance, Event, PublishCounts, Reply
 from agent_sdk.serving import run, serve
 from agent_sdk.settings import Tls
 from agent_sdk.streams import ReplyStream
 from agent_sdk.topics import Subscription
 
 __all__ = [
+    "Acceptance",
     "Agent",
     "AgentError",
     "AgentLost",

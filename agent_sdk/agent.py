@@ -20,19 +20,21 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, TypeVar
 
-from agent_sdk import connection
+from agent_sdk import arguments, connection
 from agent_sdk.client import Mesh
 from agent_sdk.draining import drain
 from agent_sdk.handlers import Handler
 from agent_sdk.host import Host
-from agent_sdk.identity import incarnation, instance
+from agent_sdk.identity import incarnation, instance, place_among
 from agent_sdk.link import MeshLink
+from agent_sdk.messages import failed_callback
 from agent_sdk.settings import Access, Tls, access
 from agent_sdk.standing import POOL_THREADS
 from agentreach.aio.transport import Transport
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1.registry_pb2 import AgentRecord
 from agentreach.wire import names
+from agentreach.wire.checks import CONCURRENCY_MAX, WEIGHT_MAX
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -74,18 +76,15 @@ class Agent:
         own_link: bool = False,
         transport: Transport | None = None,
     ) -> None:
-        agent_type, slash, own = name_or_type.partition("/")
-        fault = names.agent_type_fault(agent_type) or (names.agent_id_fault(name_or_type) if slash else None)
-        if fault is not None:
-            raise ValueError(f"agent {name_or_type!r}: {fault}")
-        if isinstance(capabilities, str):
-            raise TypeError("capabilities is a list of names, not one text")
-        for what, number in (("max_concurrency", max_concurrency), ("weight", weight)):
-            if number < 0:
-                raise ValueError(f"{what} must not be negative, got {number}")
-        if session_concurrency < 1:
-            raise ValueError(f"session_concurrency must be at least 1, got {session_concurrency}")
+        agent_type, own = _name_parts(name_or_type)
+        capabilities = arguments.names("capabilities", capabilities)
+        arguments.check_labels(labels)
+        _check_numbers(weight, priority, max_concurrency, session_concurrency)
+        for what, text in (("version", version), ("env", env), ("description", description)):
+            arguments.check_text(what, text)
+        arguments.check_seconds("drain_timeout", drain_timeout)
         self._instance = own
+        self._place = 0 if own else place_among(agent_type)
         self._record = AgentRecord(
             agent_type=agent_type,
             env=env,
@@ -156,7 +155,7 @@ class Agent:
     @property
     def agent_id(self) -> str:
         """`agent_type/instance`, the same over every reconnect of this process."""
-        return f"{self._record.agent_type}/{self._instance or instance()}"
+        return f"{self._record.agent_type}/{self._instance or instance(self._place)}"
 
     @property
     def mesh(self) -> Mesh:
@@ -236,6 +235,8 @@ class Agent:
         host, lease = self._host, self._lease
         self._host = self._lease = None
         if host is not None:
+            if host.ordered is not None:
+                host.ordered.cancel()
             self.stuck = host.pool is not None and host.busy
             host.close()
             if lease is not None:
@@ -268,6 +269,23 @@ class Agent:
         run(self)
 
 
+def _name_parts(name_or_type: str) -> tuple[str, str]:
+    """The type, and the instance if there is one. Raises `TypeError` or `ValueError`."""
+    arguments.check_text("name_or_type", name_or_type)
+    agent_type, slash, own = name_or_type.partition("/")
+    fault = names.agent_type_fault(agent_type) or (names.agent_id_fault(name_or_type) if slash else None)
+    if fault is not None:
+        raise ValueError(f"agent {name_or_type!r}: {fault}")
+    return agent_type, own
+
+
+def _check_numbers(weight: int, priority: int, max_concurrency: int, session_concurrency: int) -> None:
+    arguments.check_whole("weight", weight, 1, WEIGHT_MAX)
+    arguments.check_whole("priority", priority, -(2**31), 2**31 - 1)
+    arguments.check_whole("max_concurrency", max_concurrency, 0, CONCURRENCY_MAX)
+    arguments.check_whole("session_concurrency", session_concurrency, 1, CONCURRENCY_MAX)
+
+
 def _name(what: str, text: str) -> str:
     if not names.is_name(text):
         raise ValueError(f"{what} {names.shown(text)} is not a name: {names.NAME_RULE}")
@@ -284,4 +302,12 @@ async def _routable(host: Host) -> None:
 
 
 def _taker(host: Host, handler: Handler) -> Callable[[pb.Envelope], None]:
-    return lambda envelope: host.take_event(envelope, handler)
+    def take(envelope: pb.Envelope) -> None:
+        error = None if handler.wants_context else failed_callback(envelope)
+        if error is None:
+            host.take_event(envelope, handler)
+        else:
+            told = "%s: request %s failed, and handler %s takes no ctx by which it could see that: %s"
+            log.warning(told, host.agent_id, envelope.correlation_id, handler.name, error)
+
+    return take

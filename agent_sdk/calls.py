@@ -7,21 +7,20 @@ the time that is left.
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from agent_sdk.errors import IdempotencyConflict, Internal, ReachError, Timeout, from_proto
+from agent_sdk import moving
+from agent_sdk.errors import ErrorCode, IdempotencyConflict, Internal, ReachError, Timeout, from_proto
 from agent_sdk.messages import Reply
-from agent_sdk.outgoing import NOT_FRESH, TIMEOUT_MS
+from agent_sdk.outgoing import NOT_FRESH, RESENT, TIMEOUT_MS
+from agent_sdk.pending import Call, Joiner
 from agentreach.aio.clock import boot_time
-from agentreach.policy.wheel import TimerWheel, Token
+from agentreach.policy.wheel import TimerWheel
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import frame_pb2 as frames
 from agentreach.wire import payload as payloads
 from agentreach.wire.framing import varint
 from agentreach.wire.limits import STREAM_CREDIT_INITIAL, TIMEOUT_MS_MIN
-from agentreach.wire.outbox import Item
 
 if TYPE_CHECKING:
     from agent_sdk.link import MeshLink
@@ -33,93 +32,6 @@ _TICK_S = 0.0625
 _BUFFERED_ITEMS_MAX = 4 * STREAM_CREDIT_INITIAL  # a node that ignores credits loses the stream, not our memory
 
 
-class Call:
-    """One message_id under way."""
-
-    __slots__ = (
-        "collected",
-        "content",
-        "data",
-        "deadline",
-        "entry",
-        "error",
-        "expected",
-        "future",
-        "granted",
-        "item",
-        "joined",
-        "message_id",
-        "priority",
-        "reader",
-        "session",
-        "target",
-        "token",
-        "trace_id",
-    )
-
-    def __init__(
-        self, message_id: str, trace_id: str, data: bytes, deadline: float, target: str, future: asyncio.Future[Reply]
-    ) -> None:
-        self.message_id = message_id
-        self.trace_id = trace_id
-        self.data = data
-        self.deadline = deadline
-        self.target = target
-        self.future = future
-        self.item: Item | None = None
-        self.token: Token | None = None
-        self.priority = 1
-        self.content: tuple[bytes, bytes] | None = None
-        """Target and payload, kept where the application chose the id."""
-        self.joined: list[Joiner] | None = None
-        self.collected: list[Any] | None = None
-        """Items of a streamed reply that a plain request gathers."""
-        self.expected = 0
-        self.granted = STREAM_CREDIT_INITIAL
-        self.entry = b""
-        self.reader: StreamReader | None = None
-        self.session: tuple[bytes, str] | None = None
-
-    @property
-    def may_have_executed(self) -> bool:
-        """True once the request was given to the transport."""
-        item = self.item
-        return item is not None and (item.seq != 0 or item.accepted or item.doubtful)
-
-
-class Joiner:
-    """Another waiter for a call of the same message_id, with a deadline of its own."""
-
-    __slots__ = ("deadline", "future")
-
-    def __init__(self, deadline: float, future: asyncio.Future[Reply]) -> None:
-        self.deadline = deadline
-        self.future = future
-
-
-class StreamReader:
-    """The receiving half of a streamed reply. The table holds this, never the iterator its user holds."""
-
-    __slots__ = ("ended", "error", "items", "last", "waiter")
-
-    def __init__(self) -> None:
-        self.items: deque[Any] = deque()
-        self.waiter: asyncio.Future[None] | None = None
-        self.ended = False
-        self.error: ReachError | None = None
-        self.last: pb.Envelope | None = None
-
-    def wake(self) -> None:
-        """Something came, or the stream ended."""
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
-
-    def end(self, error: ReachError | None) -> None:
-        """No more items; `error` if that is not how it should end."""
-        self.ended, self.error = True, error
-        self.wake()
-
-
 class Calls:
     """The pending calls of one link."""
 
@@ -129,6 +41,8 @@ class Calls:
         self._wheel: TimerWheel[Call] = TimerWheel(_TICK_S)
         self.epochs: dict[tuple[bytes, str], int] = {}
         """The last epoch seen of each session."""
+        self._returning_until = 0.0
+        """The link began anew a moment ago: up to here the agents asked for may still be on their way back."""
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -137,12 +51,19 @@ class Calls:
         """The call under way with this id, if there is one."""
         return self._calls.get(message_id)
 
-    def begin(self, call: Call) -> None:
-        """Send a call and wait for its answer until shortly after its deadline."""
+    @property
+    def under_way(self) -> bool:
+        """True while a request that was sent is not answered."""
+        return any(call.item is not None for call in self._calls.values())
+
+    def begin(self, call: Call, kept: bool = False) -> None:
+        """Send a call and wait for its answer until shortly after its deadline; `kept`: it waits for the next node."""
         owner = self._owner
         self._calls[call.message_id] = call
         call.token = self._wheel.schedule(call, call.deadline + GRACE_S)
-        call.item = owner.send(call.data, call.priority)
+        if not kept:
+            data = call.data if not self._returning_until else self._marked(call.data)
+            call.item = owner.send(data, call.priority)
         if owner._ticker is None:
             owner.tick_on()
 
@@ -172,8 +93,9 @@ class Calls:
             error = from_proto(envelope.error, envelope.trace_id or call.trace_id)
             if call.item is not None and call.item.doubtful:
                 error.may_have_executed = True  # a node that has forgotten the request had it before this one
-            if call.expected:
-                error.details.setdefault("items", str(call.expected))
+            if self._owner.leaving and error.code is ErrorCode.SHUTTING_DOWN and not error.may_have_executed:
+                call.item = None  # the node has not taken it: the next one may
+                return
             self._failed(call, error, now)
         elif envelope.more or call.expected or call.reader is not None:
             self._item(call, envelope, now)
@@ -259,6 +181,8 @@ class Calls:
         if call.joined and isinstance(error, Timeout) and self._outlived(call, error, now):
             return
         self._end(call)
+        if call.expected:
+            error.details.setdefault("items", str(call.expected))
         if call.reader is not None:
             call.reader.end(error)
             return
@@ -333,16 +257,20 @@ class Calls:
         return bool(self._calls)
 
     def _overdue(self, call: Call, now: float) -> None:
-        executed = call.may_have_executed
-        where = "sent, not answered" if executed else "not sent: no node was reached"
-        error = Timeout(
-            f"no answer from {call.target} in time; it was {where}", may_have_executed=executed, trace_id=call.trace_id
-        )
-        if not (call.joined and self._outlived(call, error, now)):
+        error = moving.late(self._owner, call)
+        if not (call.joined and isinstance(error, Timeout) and self._outlived(call, error, now)):
             self.cancel(call)
             self._failed(call, error, now)
 
     # ---- the node has forgotten the link ----
+
+    def not_taken(self) -> None:
+        """A goodbye came, and with it the last acknowledgement: what that does not cover was never taken."""
+        for call in self._calls.values():
+            item = call.item
+            if item is not None and not item.accepted and not item.doubtful:
+                self._owner.link.withdraw(item)
+                call.item = None
 
     def before_restart(self) -> None:
         """Take every request out of the link, so that the old order holds when they are sent again."""
@@ -350,18 +278,31 @@ class Calls:
             if call.item is not None:
                 self._owner.link.withdraw(call.item)
 
-    def after_restart(self) -> None:
-        """Send every pending request again, with the time that is left."""
-        now = boot_time()
-        for call in list(self._calls.values()):
-            self._send_again(call, now)
+    def after_restart(self, *, was_up: bool) -> None:
+        """Send every pending request again, with the time that is left.
 
-    def _send_again(self, call: Call, now: float) -> None:
+        If there was a node before (`was_up`), say so, with these and for a while with all: one that has just started
+        then waits for the agents that are on their way back to it as well.
+        """
+        now = boot_time()
+        if was_up:
+            self._returning_until = now + RETURNING_S
+        for call in list(self._calls.values()):
+            self._send_again(call, now, RESENT if was_up else b"")
+
+    def _marked(self, data: bytes) -> bytes:
+        """A new request as it is sent shortly after the link began anew: it may wait, too."""
+        if boot_time() < self._returning_until:
+            return data + RESENT
+        self._returning_until = 0.0
+        return data
+
+    def _send_again(self, call: Call, now: float, why: bytes = b"") -> None:
         left_ms = int((call.deadline - now) * 1000)
-        if left_ms < 1:
-            return  # its guard is due
+        if left_ms < TIMEOUT_MS_MIN:
+            return  # a node would refuse it as out of bounds; its guard is due
         doubtful = call.may_have_executed
-        mark = NOT_FRESH if doubtful else b""
+        mark = why + NOT_FRESH if doubtful else why
         item = self._owner.send(b"".join((call.data, TIMEOUT_MS, varint(left_ms), mark)), call.priority)
         item.doubtful = doubtful
         call.item = item
@@ -375,4 +316,6 @@ class Calls:
             self._failed(call, own, float("inf"))
 
 
+RETURNING_S = 10.0
+"""A node's default `resume_window_s`: after that nobody is awaited any more."""
 _SESSIONS_MAX = 10_000  # epochs remembered; the oldest are forgotten first

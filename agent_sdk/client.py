@@ -22,21 +22,26 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agent_sdk.calls import GRACE_S, Call, Calls, Joiner, StreamReader
+from agent_sdk import composing
+from agent_sdk.calls import GRACE_S, Calls
 from agent_sdk.errors import InvalidEnvelope, Timeout
-from agent_sdk.messages import PublishCounts, Reply
+from agent_sdk.messages import Acceptance, PublishCounts, Reply
 from agent_sdk.outgoing import Routes
-from agent_sdk.sending import begin
+from agent_sdk.pending import Call, Joiner, StreamReader
 from agent_sdk.streams import ReplyStream
 from agent_sdk.topics import Subscription
 from agentreach.aio.clock import boot_time
 from agentreach.v1 import envelope_pb2 as pb
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
+    from agent_sdk.context import CallOptions
     from agent_sdk.link import MeshLink
 
 PUBLISH_TIMEOUT_S = 2.0
 _ROOM_TIMEOUT_S = 60.0  # for room in the outbox, where the request itself names no time
+_TARGET = ("agent_id", "agent_type", "capabilities", "labels", "version", "policy", "hash_key")
 
 
 class Mesh:
@@ -84,7 +89,7 @@ class Mesh:
         owner = self._owner()
         if owner.link.full:
             timeout = await self._wait_for_room(owner, timeout)
-        call, joiner = begin(
+        call, joiner = composing.begin(
             owner,
             self._pid,
             self._routes.selector(pb.REQUEST, agent_id, agent_type, capabilities, labels, version, policy, hash_key),
@@ -139,10 +144,57 @@ class Mesh:
             owner, left = self._owner(), timeout
             if owner.link.full:
                 left = await self._wait_for_room(owner, timeout)
-            call, _ = begin(owner, self._pid, route, data, left, profile, message_id, extras, reader)
+            call, _ = composing.begin(owner, self._pid, route, data, left, profile, message_id, extras, reader)
             return call
 
         return ReplyStream(self._calls, start)
+
+    async def submit(self, data: Any, *, reply_topic: str, **options: Unpack[CallOptions]) -> Acceptance:
+        """Hand a request over and go: its outcome is published on `reply_topic`, as an event with `.correlation_id`.
+
+        Returns when the mesh has taken it in; takes the options of `request`. What is refused at once (nobody matches,
+        a loop) is raised here and not published; after an acceptance exactly one event follows, with the result or
+        with `.error`, by the timeout at the latest. It needs a timeout or a profile of its own, also inside a handler,
+        which it may outlive. `cancel` withdraws it. See "callbacks" among the how-to pages for what a restart of the
+        node means.
+        """
+        owner = self._owner()
+        timeout = options.get("timeout")
+        if owner.link.full:
+            timeout = await self._wait_for_room(owner, timeout)
+        route = self._routes.selector(pb.REQUEST, *(options.get(name) for name in _TARGET))  # type: ignore[arg-type]
+        call, joiner = composing.begin(
+            owner,
+            self._pid,
+            self._routes.replying(route, reply_topic),
+            data,
+            timeout,
+            options.get("profile"),
+            options.get("message_id"),
+            (
+                options.get("session"),
+                options.get("strict_session", False),
+                options.get("idempotent", False),
+                options.get("priority"),
+                options.get("dedup_key"),
+                options.get("headers"),
+            ),
+            None,
+        )
+        try:
+            reply = await (call.future if joiner is None else self._joined(call, joiner))
+        except asyncio.CancelledError:
+            owner.calls.leave(call, joiner)
+            raise
+        return Acceptance(reply.message_id, reply.trace_id, reply_topic)
+
+    async def cancel(self, message_id: str) -> None:
+        """Withdraw a submitted request, down to its handler; its topic hears that it is cancelled.
+
+        One that has ended, or is not of this client's principal, is not touched.
+        """
+        cancel = pb.Envelope(type=pb.CANCEL, correlation_id=message_id, env=self._routes.env)
+        self._owner().send(cancel.SerializeToString())
 
     def subscribe(self, topic: str) -> Subscription:
         """The events of a topic: see `Subscription`."""
@@ -180,7 +232,7 @@ class Mesh:
         left: float | None = timeout
         if owner.link.full:
             left = await self._wait_for_room(owner, timeout)
-        call, joiner = begin(owner, self._pid, route, data, left, None, message_id, extras, None)
+        call, joiner = composing.begin(owner, self._pid, route, data, left, None, message_id, extras, None)
         try:
             reply = await (call.future if joiner is None else self._joined(call, joiner))
         except asyncio.CancelledError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from types import TracebackType
 
-from agent_sdk import connection
+from agent_sdk import arguments, connection
 from agent_sdk.client import Mesh
 from agent_sdk.link import MeshLink
 from agent_sdk.settings import Tls, access
@@ -105,4 +105,10 @@ def connect(
     `env` is the environment to talk in (`production` if empty), `name` a wish for the caller's id. Clients of one
     process share a connection, unless `own_link`.
     """
+    if url is not None:
+        arguments.check_text("url", url)
+    for what, text in (("env", env), ("name", name)):
+        arguments.check_text(what, text)
+    if timeout is not None:
+        arguments.check_seconds("timeout", timeout)
     return Connecting(url, env, name, api_key, tls, timeout, own_link, transport)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
-from agent_sdk.messages import PublishCounts, Reply
+from agent_sdk.messages import Acceptance, PublishCounts, Reply, failed_callback
 from agent_sdk.streams import ReplyStream
 from agentreach.aio.clock import boot_time
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from agent_sdk.client import Mesh
+    from agent_sdk.errors import ReachError
     from agent_sdk.sync import BlockingStream
     from agent_sdk.work import Work
 
@@ -86,6 +87,16 @@ class RequestFacts:
         return dict(self._work.envelope.headers)
 
     @property
+    def correlation_id(self) -> str:
+        """For the outcome of a submitted request: that request's message_id; else empty."""
+        return self._work.envelope.correlation_id
+
+    @property
+    def error(self) -> ReachError | None:
+        """For the outcome of a submitted request that failed: why (the handler's data is None then); else None."""
+        return failed_callback(self._work.envelope)
+
+    @property
     def attempt(self) -> int:
         """1 for the first delivery of this message."""
         return self._work.envelope.attempt
@@ -123,6 +134,10 @@ class Context(RequestFacts):
         """Ask another agent, and take its reply item by item."""
         return self._mesh().stream(data, **options)
 
+    async def submit(self, data: Any, *, reply_topic: str, **options: Unpack[CallOptions]) -> Acceptance:
+        """Hand a request over and go: its outcome is published on `reply_topic`. It may outlive this request."""
+        return await self._mesh().submit(data, reply_topic=reply_topic, **options)
+
     async def publish(self, topic: str, data: Any, **options: Any) -> PublishCounts:
         """Send an event to a topic."""
         return await self._mesh().publish(topic, data, **options)
@@ -152,6 +167,10 @@ class BlockingContext(RequestFacts):
             return self._mesh().stream(data, **options)
 
         return BlockingStream(self._work.host.owner.loop, make)
+
+    def submit(self, data: Any, *, reply_topic: str, **options: Unpack[CallOptions]) -> Acceptance:
+        """Hand a request over and go: its outcome is published on `reply_topic`. It may outlive this request."""
+        return self._wait(self._mesh().submit(data, reply_topic=reply_topic, **options))
 
     def publish(self, topic: str, data: Any, **options: Any) -> PublishCounts:
         """Send an event to a topic."""

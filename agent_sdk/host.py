@@ -62,6 +62,8 @@ class Host:
         self.registered = asyncio.Event()  # set while the node knows the agent, and once there is a `failure`
         self.ready = asyncio.Event()  # set once the node would route to the agent, and once there is a `failure`
         self.draining = False
+        self.expired = False  # the time of its drain is over: handlers are cancelled for that
+        self.ordered: asyncio.Task[None] | None = None  # the drain that the node has ordered
         self.pool: ThreadPoolExecutor | None = None
         self._probes = Probes()
         self._pick = pick
@@ -97,8 +99,7 @@ class Host:
 
     def ended(self, failure: BaseException) -> None:
         """The agent's registration is over, against our will."""
-        if self.failure is None:
-            self.failure = failure
+        self.failure = self.failure or failure
         self.gone.set()
         self.registered.set()
         self.ready.set()
@@ -111,8 +112,8 @@ class Host:
 
     def load(self, now: float) -> registry_pb2.AgentLoad:
         """What a heartbeat says of this agent."""
-        idle_s = now - self._last_completed
-        return standing.load(self.record, self.draining, self._running, self._lanes.active, idle_s)
+        draining = self.draining or self.owner.moving
+        return standing.load(self.record, draining, self._running, self._lanes.active, now - self._last_completed)
 
     def probe(self, probe: frames.Probe) -> None:
         """Answer by the loop, or by a spare thread of the pool, that runs the handlers."""
@@ -299,7 +300,7 @@ class Host:
             self.answer(work, error_core(wire_errors.failure(code, message, agent_id=self.agent_id)))
             self._settled()
         elif not work.handler.sync:
-            if work.task is not None:
+            if work.task is not None and work.started:  # a task cancelled before its first step would never answer
                 work.task.cancel()
         elif work.credit_waiter is not None and not work.credit_waiter.done():
             work.credit_waiter.set_result(None)  # a `def` generator that waits to go on ends instead
@@ -322,6 +323,8 @@ class Host:
         finally:  # whatever goes wrong, the place is free again
             for following in self._lanes.release(work):
                 self._start(following)
+            if work.cancelled:
+                self.owner.beat()
             self._settled()
 
     def answer(self, work: Work, core: bytes, tail: bytes = b"", now: float = 0.0) -> None:
@@ -336,6 +339,11 @@ class Host:
                 while unacknowledged and unacknowledged[0][1].accepted:
                     unacknowledged.popleft()
                 unacknowledged.append((work, item))
+
+    @property
+    def told(self) -> bool:
+        """True when the node has acknowledged every answer."""
+        return all(item.accepted for _, item in self._unacknowledged)
 
     def _settled(self) -> None:
         if not self._running:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections import Counter
+from hashlib import blake2b
 
 from agentreach.wire import ids
 
 _incarnations: dict[int, bytes] = {}
+_made: Counter[str] = Counter()
 _bits = random.SystemRandom().getrandbits(64)
 _rng = random.Random(_bits)  # ids must be unique, not secret: seeded once from the system, fast after that
 
@@ -33,9 +36,17 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)  # a child must not make its parent's ids
 
 
-def instance() -> str:
-    """The instance of agents that were given none: 8 hex digits of the incarnation."""
-    return incarnation().hex()[:8]
+def place_among(agent_type: str) -> int:
+    """The how-manieth agent of its type this process makes, from 0."""
+    place = _made[agent_type]
+    _made[agent_type] += 1
+    return place
+
+
+def instance(place: int) -> str:
+    """The instance of an agent that was given none: 8 hex digits, others for each one of its type in this process."""
+    own = incarnation()
+    return own.hex()[:8] if place == 0 else blake2b(own + place.to_bytes(8, "big"), digest_size=4).hexdigest()
 
 
 def new_message_id() -> str:

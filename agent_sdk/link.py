@@ -10,16 +10,17 @@ import asyncio
 import logging
 import os
 import random
-import weakref
 from collections import deque
 from typing import TYPE_CHECKING
 
 from agent_sdk.calls import Calls
+from agent_sdk.ending import Ended
 from agent_sdk.errors import AgentReplaced, ConnectFailed, PermissionDenied, ReachError, ShuttingDown, Unauthenticated
-from agent_sdk.linkstream import Ended, LinkStream
+from agent_sdk.linkstream import LinkStream
 from agent_sdk.redial import Redial
+from agent_sdk.stalls import stall_watch
 from agent_sdk.topics import Topics
-from agentreach.aio.clock import StallWatch, boot_time
+from agentreach.aio.clock import boot_time
 from agentreach.aio.outlet import Outlet
 from agentreach.aio.transport import Refused, Transport
 from agentreach.v1 import frame_pb2 as frames
@@ -72,6 +73,10 @@ class MeshLink:
         self.failure: ReachError | None = None
         """Why the link will never work (again); None while it may."""
         self.closing = False
+        self.leaving = False
+        """The node is leaving: it takes no new requests. They wait for the next one."""
+        self.moving = False
+        """This process is leaving the node: its agents take nothing more there."""
         self._transport = transport
         self._metadata = metadata
         self._redial = Redial(addresses)
@@ -270,9 +275,10 @@ class MeshLink:
 
     def restarted(self) -> None:
         """The node has forgotten this link: number from 1, and send what is still wanted, in order."""
+        self.leaving = self.moving = False
         self.calls.before_restart()
         self.link.restart()
-        self.calls.after_restart()
+        self.calls.after_restart(was_up=bool(self.node_id))
         self.topics.declare()
         for host in self.hosts.values():
             host.registered.clear()
@@ -350,6 +356,11 @@ class MeshLink:
         if self.hosts.get(host.agent_id) is host and not host.registered.is_set():
             self.attach_again(host)
 
+    def beat(self) -> None:
+        """Send a heartbeat soon if the last one told of more leftovers than there are."""
+        if self.up and self._stream is not None:
+            self._stream.beat_soon()
+
     def probed(self, host: Host) -> None:
         """An agent's answer to a probe was put on the link."""
         if not host.ready.is_set() and self.up and self._stream is not None:
@@ -385,14 +396,3 @@ class MeshLink:
             again |= host.tick(now)
         if again:
             self.tick_on()
-
-
-_stall_watches: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, StallWatch] = weakref.WeakKeyDictionary()
-
-
-def stall_watch(loop: asyncio.AbstractEventLoop) -> StallWatch:
-    """The one watch of an event loop: ten wake-ups a second, however many links it has."""
-    watch = _stall_watches.get(loop)
-    if watch is None:
-        watch = _stall_watches[loop] = StallWatch(loop)
-    return watch

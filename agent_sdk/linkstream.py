@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from enum import Enum
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
+from agent_sdk import draining, ending, moving
+from agent_sdk.ending import Ended
 from agent_sdk.identity import incarnation
 from agent_sdk.readiness import Readiness
 from agent_sdk.responses import refusal
@@ -34,18 +35,8 @@ log = logging.getLogger("agent_sdk")
 WELCOME_TIMEOUT_S = 10.0
 GOODBYE_TIMEOUT_S = 2.0  # for the other half of a stream after goodbye
 _SILENT_HEARTBEATS = 3  # nothing heard for so many intervals: the link is dead
-_DRAIN_MARGIN_S = 1.0  # leave a draining node so long before its deadline
 
 SDK_NAME = "agent-reach-python/0.1.0"
-
-
-class Ended(Enum):
-    """How a stream ended, as far as the next one is concerned."""
-
-    CUT = "resume"
-    SCRATCH = "start anew"
-    MOVED = "start anew, elsewhere"
-    REFUSED = "never again"
 
 
 class LinkStream:
@@ -64,6 +55,7 @@ class LinkStream:
         self._heard = boot_time()
         self._interval_s = 10.0
         self._heartbeat: asyncio.TimerHandle | None = None
+        self._leftovers_told = False
         self._limit: asyncio.TimerHandle | None = None
         self._drain: asyncio.Task[None] | None = None
         self.reason = ""
@@ -247,15 +239,9 @@ class LinkStream:
                     if host is not None:
                         host.deliver(envelope, now, lost_ms, kind)
                     elif kind != pb.CANCEL:
-                        self._nobody(envelope)
+                        owner.send(refusal(envelope, "CONNECT_FAILED", f"{envelope.recipient} is not served here"))
             except Exception:  # one envelope must not end the link for the others
                 log.exception("an envelope could not be handled")
-
-    def _nobody(self, envelope: pb.Envelope) -> None:
-        """Answer a request for an agent that has just been detached."""
-        self._owner.send(
-            refusal(envelope, "CONNECT_FAILED", f"{envelope.recipient} is no longer served by this process")
-        )
 
     def _signals(self, frame: frames.Frame) -> None:
         for signal in frame.signals:
@@ -285,6 +271,8 @@ class LinkStream:
                 self._detached(signal.detached)
             case "gap":
                 owner.topics.on_gap(signal.gap)
+            case "unsubscribed":
+                owner.topics.on_unsubscribed(signal.unsubscribed)
             case "drain":
                 self._draining(signal.drain)
             case "goodbye":
@@ -309,39 +297,46 @@ class LinkStream:
             self._owner.replaced(detached.agent_id, detached.reason)
             return
         host = self._owner.hosts.get(detached.agent_id)
-        if host is not None:
+        if host is None:
+            return
+        if detached.code == frames.Goodbye.DRAINED:
+            draining.dismissed(host, detached.reason)
+        else:
             host.lost(detached.reason)
 
     # ---- ends ----
 
     def _goodbye(self, goodbye: frames.Goodbye) -> None:
         codes = frames.Goodbye
-        self.reason = f"the node says goodbye: {codes.Code.Name(goodbye.code)} {goodbye.reason}".rstrip()
-        if goodbye.code == codes.UNAUTHENTICATED:
-            self._ended = Ended.REFUSED
-        elif goodbye.code == codes.PROTOCOL_ERROR:
+        name = codes.Code.Name(goodbye.code) if goodbye.code in codes.Code.values() else f"code {goodbye.code}"
+        self.reason = f"the node says goodbye: {name} {goodbye.reason}".rstrip()
+        self._owner.calls.not_taken()
+        self._ended = ending.by_goodbye(goodbye, self._owner.elsewhere, incarnation()) or self._ended
+        if goodbye.code == codes.PROTOCOL_ERROR:
             log.error("%s", self.reason)
-            self._ended = Ended.SCRATCH
         elif goodbye.code == codes.REPLACED and goodbye.incarnation != incarnation():
-            self._ended = Ended.SCRATCH  # the token is another process's by now: resuming would take its place in turn
             for agent_id in list(self._owner.hosts):
                 self._owner.replaced(agent_id, goodbye.reason)
         if self._outlet is not None:
             self._outlet.close()
         self._end_within(GOODBYE_TIMEOUT_S)
 
-    def _draining(self, drain: frames.Drain) -> None:
-        self.peers = list(drain.peers)
-        if (self.peers or self._owner.elsewhere) and self._drain is None:
-            limit_s = max(drain.deadline_ms / 1000 - _DRAIN_MARGIN_S, 0.0)
-            self._drain = asyncio.get_running_loop().create_task(self._move(limit_s), name="agent_sdk move")
-
-    async def _move(self, limit_s: float) -> None:
-        """Go to another node once nothing is under way here, at the latest before the node's deadline."""
-        deadline = boot_time() + limit_s
+    def _draining(self, order: frames.Drain) -> None:
         owner = self._owner
-        while boot_time() < deadline and (len(owner.calls) or owner.busy):  # noqa: ASYNC110
-            await asyncio.sleep(0.05)  # a few looks in a node's whole drain; an event would cost every call
+        if order.agent_id:
+            host = owner.hosts.get(order.agent_id)
+            if host is not None:
+                draining.ordered(host, order)
+            return
+        self.peers = list(order.peers)
+        owner.leaving = True
+        log.info("the node at %s is leaving", self._address)
+        if self._drain is None and moving.goes(owner, order):
+            self._drain = owner.loop.create_task(self._move(order), name="agent_sdk move")
+
+    async def _move(self, order: frames.Drain) -> None:
+        """Go to another node."""
+        await moving.free(self._owner, order)
         self._ended = Ended.MOVED
         await self.leave(frames.Goodbye.NORMAL, "moving from a draining node", GOODBYE_TIMEOUT_S)
 
@@ -372,6 +367,13 @@ class LinkStream:
             self._readiness.sent()
             self._owner.signal(frames.Signal(heartbeat=frames.Heartbeat()))
 
+    def beat_soon(self) -> None:
+        """A handler that outlived its cancel has ended: if the node was told of it, it counts a slot too many."""
+        if self._heartbeat is not None and self._leftovers_told:
+            self._leftovers_told = False
+            self._heartbeat.cancel()
+            self._heartbeat = self._owner.loop.call_later(0, self._beat)
+
     def _beat(self) -> None:
         owner = self._owner
         now = boot_time()
@@ -380,6 +382,7 @@ class LinkStream:
             self._stream.cancel()
             return
         loads = [host.load(now) for host in owner.hosts.values()]
+        self._leftovers_told = any(load.leftovers for load in loads)
         self._readiness.sent()
         owner.signal(frames.Signal(heartbeat=frames.Heartbeat(agents=loads)))
         self._heartbeat = owner.loop.call_later(self._interval_s, self._beat)

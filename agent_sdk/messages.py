@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from agent_sdk.errors import ReachError, from_proto
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.wire import payload as payloads
 
@@ -80,7 +81,7 @@ class Event:
 
     @property
     def source(self) -> str:
-        """The agent_id or caller id of who published it."""
+        """The agent_id or caller id of who published it, or answered; empty if the request reached nobody."""
         return self._envelope.source
 
     @property
@@ -98,11 +99,35 @@ class Event:
         """The sender's metadata."""
         return dict(self._envelope.headers)
 
+    @property
+    def correlation_id(self) -> str:
+        """The message_id of the submitted request that this is the outcome of; empty for what was published."""
+        return self._envelope.correlation_id
+
+    @property
+    def error(self) -> ReachError | None:
+        """Why a submitted request has no result (`.data` is None then); None if it has, and for what was published."""
+        return failed_callback(self._envelope)
+
+    @property
+    def session_event(self) -> str | None:
+        """For the outcome of a submitted request: None, or what happened to its session, as `Reply.session_event`."""
+        return session_event(self._envelope)
+
     def __eq__(self, other: object) -> bool:
         return bool(self.data == (other.data if isinstance(other, Event) else other))
 
     def __repr__(self) -> str:
         return f"Event(topic={self.topic!r}, data={self.data!r}, source={self.source!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """A submitted request was taken in: its outcome is the event of `reply_topic` with this `correlation_id`."""
+
+    message_id: str
+    trace_id: str
+    reply_topic: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +139,13 @@ class PublishCounts:
     accepted: int = 0
     dropped: int = 0
     unknown: int = 0
+
+
+def failed_callback(envelope: pb.Envelope) -> ReachError | None:
+    """The error of a CALLBACK that has one."""
+    if envelope.type != pb.CALLBACK or not envelope.HasField("error"):
+        return None
+    return from_proto(envelope.error, envelope.trace_id)
 
 
 def session_event(envelope: pb.Envelope) -> str | None:

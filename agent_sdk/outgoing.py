@@ -17,7 +17,9 @@ from agentreach.wire.framing import varint
 MESSAGE_ID, PAYLOAD, CORRELATION_ID, ENTRY, TRACE_ID = b"\x0a", b"\x32", b"\x3a", b"\x42", b"\x4a"
 TIMEOUT_MS, ATTEMPT = b"\x58", b"\x60"
 EPOCH, SEQUENCE, ERROR, TIMING, SESSION_ID = b"\xa8\x01", b"\xe0\x01", b"\xfa\x01", b"\x82\x02", b"\x9a\x01"
+REPLY_TOPIC = b"\xf2\x01"
 FRESH, NOT_FRESH, MORE = b"\x68\x01", b"\x68\x00", b"\xe8\x01\x01"
+RESENT = b"\xc0\x02\x01"
 # A Payload of bytes: content_type, then the key of its body.
 _OCTETS = b"\x12\x18application/octet-stream\x1a"
 
@@ -41,11 +43,16 @@ def octets_field(data: bytes) -> bytes:
 
 
 class Route:
-    """A target as it goes on the wire. `head` starts the envelope, `target` is what content is compared by."""
+    """A target as it goes on the wire. `head` starts the envelope, `target` is what content is compared by.
 
-    __slots__ = ("head", "target", "text")
+    `reply_topic` is the field that sends the outcome to a topic, serialised; empty: it comes back to the caller.
+    """
 
-    def __init__(self, head: bytes, target: bytes, text: str) -> None:
+    __slots__ = ("event", "head", "reply_topic", "target", "text")
+
+    def __init__(self, head: bytes, target: bytes, text: str, event: bool, reply_topic: bytes = b"") -> None:
+        self.event = event
+        self.reply_topic = reply_topic
         self.head = head
         self.target = target
         self.text = text
@@ -105,16 +112,25 @@ class Routes:
 
     def broadcast(self, route: Route) -> Route:
         """The same target as an EVENT to every match."""
-        return Route(
-            route.head + field(b"\x2a", pb.Target(broadcast=True).SerializeToString()), route.target, route.text
-        )
+        broadcast = field(b"\x2a", pb.Target(broadcast=True).SerializeToString())
+        return Route(route.head + broadcast, route.target, route.text, True)
+
+    def replying(self, route: Route, topic: str) -> Route:
+        """The same target, the outcome sent to a topic. Raises `InvalidEnvelope` for a topic that cannot be."""
+        if not names.is_topic(topic):
+            raise InvalidEnvelope(f"reply_topic {names.shown(topic)} is not a topic")
+        reply_topic = field(REPLY_TOPIC, topic.encode())
+        return Route(route.head + reply_topic, route.target, route.text, False, reply_topic)
 
     def _route(self, type_: int, target: pb.Target) -> Route:
         head = pb.Envelope(type=type_, target=target, source=self.source)  # type: ignore[arg-type]  # an enum's number
         if self.env and self.env != names.DEFAULT_ENV:
             head.env = self.env
         return Route(
-            head.SerializeToString(deterministic=True), target.SerializeToString(deterministic=True), _text(target)
+            head.SerializeToString(deterministic=True),
+            target.SerializeToString(deterministic=True),
+            _text(target),
+            type_ == pb.EVENT,
         )
 
     def _remember(self, key: object, route: Route) -> None:

@@ -38,6 +38,8 @@ async def run(work: Work) -> None:
         host.tell_started(work)
     interrupted: BaseException | None = None
     try:
+        if work.cancelled:  # in the same moment in which it was to start
+            raise asyncio.CancelledError
         if handler.streams:
             core, keep = await _stream(work), True
         else:
@@ -66,6 +68,8 @@ def _data(work: Work) -> Any:
     """The decoded data. Raises `Rejected` naming what does not fit."""
     payload = work.envelope.payload
     decode = work.handler.decode
+    if not work.replies and work.envelope.HasField("error"):
+        return None  # the outcome of a submitted request that has no result: `ctx.error` says why
     body = payload.body
     if body:
         work.body = body
@@ -164,6 +168,12 @@ def _failure(work: Work, error: BaseException) -> tuple[bytes, bool]:
 def _told(work: Work, error: BaseException) -> error_pb2.Error:
     agent_id = work.host.agent_id
     if isinstance(error, asyncio.CancelledError) and work.cancelled:
+        if work.host.expired:
+            text = f"{agent_id} is shutting down, and the time for what it worked on is over"
+            again = work.envelope.idempotent
+            return wire_errors.failure(
+                error_pb2.AGENT_LOST, text, retryable=again, may_have_executed=True, agent_id=agent_id
+            )
         return wire_errors.failure(error_pb2.CANCELLED, "cancelled", may_have_executed=True, agent_id=agent_id)
     if isinstance(error, _TooLarge):
         return wire_errors.failure(error_pb2.PAYLOAD_TOO_LARGE, str(error), may_have_executed=True, agent_id=agent_id)

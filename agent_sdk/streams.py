@@ -6,8 +6,9 @@ import asyncio
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from agent_sdk.calls import Call, Calls, StreamReader
+from agent_sdk.calls import Calls
 from agent_sdk.messages import session_event
+from agent_sdk.pending import Call, StreamReader
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

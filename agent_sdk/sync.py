@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from agent_sdk import connecting
 from agent_sdk.connecting import CONNECT_TIMEOUT_S, ConnectedMesh
-from agent_sdk.messages import Event, PublishCounts, Reply
+from agent_sdk.messages import Acceptance, Event, PublishCounts, Reply
 from agent_sdk.settings import Tls
 from agent_sdk.streams import ReplyStream
 from agent_sdk.topics import Subscription
@@ -109,6 +109,14 @@ class Mesh:
             return self._mesh.stream(data, **options)
 
         return BlockingStream(self._loop, make)
+
+    def submit(self, data: Any, *, reply_topic: str, **options: Unpack[CallOptions]) -> Acceptance:
+        """Hand a request over and go; its outcome is published on `reply_topic`: see `agent_sdk.Mesh.submit`."""
+        return self._do(self._mesh.submit(data, reply_topic=reply_topic, **options))
+
+    def cancel(self, message_id: str) -> None:
+        """Withdraw a submitted request: see `agent_sdk.Mesh.cancel`."""
+        self._do(self._mesh.cancel(message_id))
 
     def subscribe(self, topic: str) -> BlockingSubscription:
         """The events of a topic: a context manager and an iterator of `agent_sdk.Event`."""

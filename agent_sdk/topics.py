@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from agent_sdk.errors import InvalidEnvelope, ReachError
+from agent_sdk.errors import InvalidEnvelope, ReachError, from_proto
 from agent_sdk.messages import Event
 from agentreach.policy.seen import Seen
 from agentreach.v1 import envelope_pb2 as pb
@@ -18,6 +19,9 @@ from agentreach.wire import names
 if TYPE_CHECKING:
     from agent_sdk.link import MeshLink
 
+log = logging.getLogger("agent_sdk")
+
+_DECLARE_AGAIN_S = 5.0  # an event handler's topic that the node did not take is asked for again so often
 _EVENTS_MAX = 1024  # events that wait for a subscriber; beyond, the oldest are dropped and counted
 _SEEN_MAX, _SEEN_S = 10_000, 600.0  # ids by which a subscriber knows a repeated event
 
@@ -48,11 +52,11 @@ class Topics:
         self._inboxes.add(inbox)
         return self.add(inbox.key, inbox.take)
 
-    def close(self, inbox: _Inbox) -> None:
-        """Fill it no more."""
+    def close(self, inbox: _Inbox, error: ReachError | None = None) -> None:
+        """Fill it no more; `error`: why, if that is not its subscriber's wish."""
         self._inboxes.discard(inbox)
         self.remove(inbox.key, inbox.take)
-        inbox.end(None)
+        inbox.end(error)
 
     def add(self, key: Key, take: Callable[[pb.Envelope], None]) -> int:
         """Give the topic's events to `take` from now on; returns the number of the frame that tells the node."""
@@ -74,6 +78,13 @@ class Topics:
             agent_id, env, topic = key
             if self._owner.up:
                 gone = frames.Unsubscribe(agent_id=agent_id, env=env, topics=[topic])
+                self._owner.signal(frames.Signal(unsubscribe=gone))
+
+    def withdraw_agent(self, agent_id: str) -> None:
+        """Ask the node for no more events for an agent; those under way still find it."""
+        for key in self._by_key:
+            if key[0] == agent_id:
+                gone = frames.Unsubscribe(agent_id=agent_id, env=key[1], topics=[key[2]])
                 self._owner.signal(frames.Signal(unsubscribe=gone))
 
     def remove_agent(self, agent_id: str) -> None:
@@ -116,6 +127,24 @@ class Topics:
         for inbox in self._inboxes:
             if inbox.key[0] == gap.agent_id and inbox.key[2] == gap.topic:
                 inbox.dropped += gap.dropped
+        if gap.agent_id:
+            log.warning("%s was too slow: the node dropped %d events of %r", gap.agent_id, gap.dropped, gap.topic)
+
+    def on_unsubscribed(self, ended: frames.Unsubscribed) -> None:
+        """The node does not give us these topics: `subscribe()` raises; for handlers of events it is asked again."""
+        error = from_proto(ended.error)
+        for topic in ended.topics:
+            key = (ended.agent_id, names.normalise_env(ended.env or self._owner.env), topic)
+            for inbox in [inbox for inbox in self._inboxes if inbox.key == key]:
+                self.close(inbox, error)
+            if key in self._by_key:  # an agent's `on_event`
+                log.error("no events of %r come to %s: %s", topic, ended.agent_id or "this client", error.message)
+                wait_s = max(ended.error.retry_after_ms / 1000, _DECLARE_AGAIN_S)
+                self._owner.loop.call_later(wait_s, self._declare_if_wanted, key)
+
+    def _declare_if_wanted(self, key: Key) -> None:
+        if key in self._by_key and self._owner.up:
+            self._by_key[key].number = self._declare(key)
 
     def fail_all(self, error: ReachError) -> None:
         """The link is over."""
@@ -163,7 +192,8 @@ class Subscription:
             async for event in events:
                 print(event.source, event.data)
 
-    Once entered, the node has confirmed it: what is published from then on arrives. It ends when left or collected.
+    Once entered, the node has confirmed it: what is published from then on arrives. A node that takes no more
+    subscriptions makes entering raise `Overloaded`. It ends when left or collected.
     """
 
     def __init__(self, owner: Callable[[], MeshLink], topic: str, env: str, agent_id: str = "") -> None:
@@ -192,6 +222,8 @@ class Subscription:
             except asyncio.CancelledError:
                 owner.topics.close(inbox)
                 raise
+            if inbox.error is not None and not inbox.events:
+                raise inbox.error
         return self
 
     async def __aexit__(

@@ -27,9 +27,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from benchmark import alone, processes, report, systems, tree
+from benchmark import alone, faults, processes, report, systems, tree
 from benchmark.processes import Children, Failed
-from benchmark.rows import DECISION, MEMORY, NAMES, ROWS, Row, Scale, scale
+from benchmark.rows import AMPLIFICATION, DECISION, FAULTS, FROZEN, MEMORY, NAMES, RECOVERY, ROWS, Row, Scale, scale
 from benchmark.systems import Running, System
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -147,9 +147,12 @@ async def all_rounds(columns: Sequence[System], rows: Sequence[Row], plan: Scale
     return measured
 
 
+_FAULTS = {RECOVERY: faults.recovery, FROZEN: faults.frozen, AMPLIFICATION: faults.amplification}
+
+
 async def node_alone(found: Sequence[System], wanted: Sequence[str], plan: Scale) -> dict[str, Any]:
-    """The rows that measure the node alone, for each tree of Agent-Reach."""
-    result: dict[str, Any] = {MEMORY: {}, DECISION: {}}
+    """The rows that measure the node alone or break something, for each tree of Agent-Reach."""
+    result: dict[str, Any] = {name: {} for name in (MEMORY, DECISION, *FAULTS)}
     for system in found:
         if system.kind != "reach":
             continue
@@ -159,6 +162,10 @@ async def node_alone(found: Sequence[System], wanted: Sequence[str], plan: Scale
         if MEMORY in wanted and processes.psutil is not None:
             say(f"memory of {plan.idle_agents:,} idle agents, {system.title}")
             result[MEMORY][system.name] = await alone.idle_bytes(plan.idle_agents, system.tree)
+        for name, measure in _FAULTS.items():
+            if name in wanted:
+                say(f"{name}, {system.title}")
+                result[name][system.name] = await measure(plan.seconds, system.tree)
     return result
 
 
@@ -174,6 +181,7 @@ def bounds_of(rows: Sequence[Row], measured: Measured, single: dict[str, Any]) -
         found.append(report.memory_bound(single[MEMORY]["reach"]))
     if "reach" in single[DECISION]:
         found.extend(report.decision_bounds(single[DECISION]["reach"]))
+    found.extend(report.fault_bounds(single[FROZEN].get("reach"), single[AMPLIFICATION].get("reach")))
     return found
 
 
@@ -219,6 +227,8 @@ def print_result(
     for name, result in single[DECISION].items():
         costs = f"{result['us_100_types_of_100']:.2f} µs with 100 types of 100, {result['us_10000_of_a_type']:.2f} µs"
         print(f"routing decision, {titles[name]}: {costs} with 10,000 of one type")
+    for line in report.fault_lines(single, titles):
+        print(line)
     bounds = bounds_of(rows, measured, single)
     if bounds:
         print("\n" + report.bounds_table(bounds))

@@ -6,7 +6,7 @@
 
 The copy's folder is named by a hash of everything it is made from. So it never stands in front of newer source: who
 wants it asks for the one of today's sources, puts that folder first on PYTHONPATH, or goes on in plain Python. Nothing
-is ever compiled in place. docs/decisions/0011-compiled-hot-path.md says why, and what compiled code must not contain.
+is ever compiled in place. docs/decisions/0014-compiled-hot-path.md says why, and what compiled code must not contain.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ CHOSEN = (
     "agentreach/aio/clock.py",
     "reach/core/*.py",
     "agent_sdk/calls.py",
+    "agent_sdk/composing.py",
     "agent_sdk/host.py",
     "agent_sdk/identity.py",
     "agent_sdk/lanes.py",
     "agent_sdk/outgoing.py",
+    "agent_sdk/pending.py",
     "agent_sdk/replies.py",
     "agent_sdk/responses.py",
-    "agent_sdk/sending.py",
     "agent_sdk/watch.py",
     "agent_sdk/work.py",
 )

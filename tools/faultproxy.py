@@ -170,7 +170,7 @@ class FaultProxy:
             if self.bytes_per_s:
                 await asyncio.sleep(len(data) / self.bytes_per_s)
             await self._passing[way].wait()
-            if relay.deaf & way:
+            if (relay.deaf | relay.ended) & way:
                 continue
             if not data:
                 relay.half_close(way)
@@ -190,6 +190,8 @@ class _Relay:
         self.reader, self.down = reader, writer
         self.up: asyncio.StreamWriter | None = None
         self.deaf = Way(0)
+        self.ended = Way(0)
+        """Half-closed: nothing more can be written."""
 
     def reset(self) -> None:
         for writer in (self.down, self.up):
@@ -200,6 +202,7 @@ class _Relay:
                 writer.transport.abort()
 
     def half_close(self, ways: Way) -> None:
+        self.ended |= ways
         for way, writer in ((UP, self.up), (DOWN, self.down)):
             if ways & way and writer is not None and not writer.transport.is_closing():
                 with contextlib.suppress(OSError):

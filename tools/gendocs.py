@@ -10,7 +10,7 @@ import argparse
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -194,9 +194,17 @@ def command_line() -> str:
         _prose(reach),
         "Exit codes: " + ", ".join(f"{int(code)} {meaning}" for code, meaning in codes.items()) + ". Ctrl-C: 130.",
     ]
-    for name in sorted(reach.commands):
-        parts += _command(name, reach.commands[name], known)
+    for name, command in _commands(reach):
+        parts += _command(name, command, known)
     return page("The command `reach`", *parts)
+
+
+def _commands(group: click.Group, before: str = "") -> Iterator[tuple[str, click.Command]]:
+    """Every command by its whole name, those of a group after it."""
+    for name, command in sorted(group.commands.items()):
+        yield before + name, command
+        if isinstance(command, click.Group):
+            yield from _commands(command, f"{before}{name} ")
 
 
 def _command(name: str, command: click.Command, known: set[str]) -> list[str]:

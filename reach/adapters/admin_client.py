@@ -21,6 +21,11 @@ from reach.core.ports import MeshFailure
 M = TypeVar("M", bound=Message)
 
 _DETAILS_KEY = "grpc-status-details-bin"
+_NO_ANSWER = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,  # a server that stops says so of the calls that it has just got
+)
 _LISTED_MAX = 100_000  # agents shown to a person at most; a mesh of more is asked with a filter
 
 
@@ -74,9 +79,41 @@ class AdminClient:
         request = admin.GetTraceRequest(trace_id=trace_id)
         return await self._call("AdminService/GetTrace", request, admin.GetTraceReply)
 
+    async def list_dead_letters(self, limit: int = 0, message_id: str = "") -> admin.ListDeadLettersReply:
+        """The requests that the mesh gave up and keeps."""
+        request = admin.ListDeadLettersRequest(limit=limit, message_id=message_id)
+        return await self._call("AdminService/ListDeadLetters", request, admin.ListDeadLettersReply)
+
+    async def redrive_dead_letter(self, request: admin.RedriveDeadLetterRequest) -> admin.RedriveDeadLetterReply:
+        """Send one of them once more."""
+        return await self._call("AdminService/RedriveDeadLetter", request, admin.RedriveDeadLetterReply)
+
     async def get_node(self) -> admin.GetNodeReply:
         """The node that answers."""
         return await self._call("AdminService/GetNode", admin.GetNodeRequest(), admin.GetNodeReply)
+
+    async def get_agent(self, agent_id: str, env: str = "") -> registry.AgentRecord:
+        """One agent's record."""
+        request = registry.GetAgentRequest(agent_id=agent_id, env=env)
+        return await self._call("RegistryService/GetAgent", request, registry.AgentRecord)
+
+    async def drain_agent(self, request: admin.DrainAgentRequest) -> admin.DrainAgentReply:
+        """Have an agent finish and leave; returns when that has begun."""
+        return await self._call("AdminService/DrainAgent", request, admin.DrainAgentReply)
+
+    async def drain_node(self, request: admin.DrainNodeRequest) -> admin.DrainNodeReply:
+        """Have the node finish and end; returns when that has begun."""
+        return await self._call("AdminService/DrainNode", request, admin.DrainNodeReply)
+
+    async def list_breakers(self, limit: int) -> admin.ListBreakersReply:
+        """Breakers that are not closed, or have tripped lately."""
+        return await self._call(
+            "AdminService/ListBreakers", admin.ListBreakersRequest(limit=limit), admin.ListBreakersReply
+        )
+
+    async def reset_breaker(self, request: admin.ResetBreakerRequest) -> admin.ResetBreakerReply:
+        """Close an agent's breaker."""
+        return await self._call("AdminService/ResetBreaker", request, admin.ResetBreakerReply)
 
     async def _call(self, method: str, request: Message, reply_type: type[M]) -> M:
         while True:
@@ -116,7 +153,7 @@ def _told(error: grpc.aio.AioRpcError) -> MeshFailure | None:
                 continue
             if told is not None:
                 return MeshFailure(told)
-    if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+    if error.code() in _NO_ANSWER:
         return None
     text = f"the server there is no Agent-Reach node of this version ({error.code().name}: {error.details()})"
     return MeshFailure(Error(code=INTERNAL, message=text))

@@ -33,8 +33,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 AGENT_SERIES_MAX = 10_000  # of one metric with an agent_id; above, those with the highest values are shown
 
-BREAKER_STATES = {"closed": 0, "half_open": 1, "open": 2}
-"""Values of `reach_breaker_state`."""
+BREAKER_STATES = {"CLOSED": 0, "RAMPING": 1, "HALF_OPEN": 1, "OPEN": 2}
+"""Values of `reach_breaker_state`, by the names of `ListBreakers`: the less an agent gets, the higher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,12 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("reach_retries_total", "counter", (), "Attempts after the first."),
     Metric("reach_retries_suppressed_total", "counter", (), "Retries not made because the retry budget was used up."),
-    Metric("reach_breaker_state", "gauge", ("agent_id",), "Breaker of an agent: 0 closed, 1 half-open, 2 open."),
+    Metric(
+        "reach_breaker_state",
+        "gauge",
+        ("agent_id",),
+        "Breaker of an agent that had requests: 0 closed, 1 half-open or ramping (it gets a part), 2 open (nothing).",
+    ),
     Metric(
         "reach_loops_total",
         "counter",
@@ -97,6 +102,19 @@ METRICS: tuple[Metric, ...] = (
         ("kind",),
         "Events: published here, delivered to a subscriber, dropped for one that is too slow.",
     ),
+    Metric(
+        "reach_callbacks_total",
+        "counter",
+        ("kind",),
+        "Requests with a reply_topic: accepted; and their outcomes: published to at least one subscriber, or unheard.",
+    ),
+    Metric("reach_dead_letters", "gauge", (), "Requests that were given up and are kept now: see `reach dead`."),
+    Metric(
+        "reach_dead_letters_total",
+        "counter",
+        ("kind",),
+        "Requests that were given up: kept, dropped for want of room, expired, redriven.",
+    ),
     Metric("reach_slow_consumers_total", "counter", (), "Links ended because their peer took nothing for too long."),
     Metric("reach_registry_age_seconds", "gauge", (), "How old this node's view of the registry may be; 0 in memory."),
     Metric("reach_leader", "gauge", (), "1 on the node that is the leader, else 0."),
@@ -113,6 +131,7 @@ class Gauges:
 
     agents: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Count by (agent_type, status)."""
+    dead_letters: int = 0
     queue_depth: int = 0
     queue_oldest_s: float = 0.0
     outbox_envelopes: Mapping[str, int] = field(default_factory=dict)
@@ -218,6 +237,8 @@ def _events_of_the_node(stats: Stats) -> Iterator[Family]:
         ("reach_loops_total", stats.loops),
         ("reach_duplicates_total", stats.duplicates),
         ("reach_events_total", events),
+        ("reach_callbacks_total", stats.callbacks),
+        ("reach_dead_letters_total", stats.dead_letters),
     ):
         family = _counter(name)
         for kind, count in counts.items():
@@ -230,6 +251,7 @@ def _tables(gauges: Gauges) -> Iterator[Family]:
     for (agent_type, status), count in gauges.agents.items():
         agents.add_metric([agent_type, status], count)
     yield agents
+    yield _gauge("reach_dead_letters", gauges.dead_letters)
     yield _gauge("reach_queue_depth", gauges.queue_depth)
     yield _gauge("reach_queue_oldest_seconds", gauges.queue_oldest_s)
     yield _gauge("reach_registry_age_seconds", gauges.registry_age_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from contextlib import AsyncExitStack
@@ -13,29 +14,42 @@ import click
 from reach.cli import ending, targets
 from reach.cli.ending import Ended, Exit
 from reach.cli.output import as_json, duration, note, print_json
+from reach.cli.times import Seconds
 
 if TYPE_CHECKING:
     from agent_sdk.errors import ReachError
 
 _TIMEOUT_S = 30.0
+_JSON_BEGINS = ("{", "[", '"')
 
 
 @click.command()
 @click.argument("data", required=False)
 @targets.target
 @click.option(
-    "--timeout", type=float, metavar="SECONDS", help=f"Time for the whole request.  [default: {_TIMEOUT_S:g}]"
+    "--timeout", type=Seconds(), metavar="SECONDS", help=f"Time for the whole request.  [default: {_TIMEOUT_S:g}]"
 )
 @click.option(
-    "--profile", type=click.Choice(targets.PROFILES, case_sensitive=False), help="Timeout and retries by name, instead."
+    "--profile",
+    type=click.Choice(targets.PROFILES, case_sensitive=False),
+    help="Timeout and retries by name. With --timeout as well, that bounds the whole.",
 )
 @click.option("--stream", is_flag=True, help="Print each item of a streamed reply as it comes.")
 @click.option("--strict-session", is_flag=True, help="Rather fail than go on without the conversation's state.")
 @click.option("--idempotent", is_flag=True, help="Running it twice does no harm.")
 @click.option("--message-id", metavar="ID", help="Call again with the same one: the handler runs once.")
+@click.option("--reply-topic", metavar="TOPIC", help="Do not wait: the outcome is published on this topic.")
 @targets.url
 @as_json
-def call(data: str | None, stream: bool, url: str | None, env: str, json_wanted: bool, **how: Any) -> None:
+def call(
+    data: str | None,
+    stream: bool,
+    reply_topic: str | None,
+    url: str | None,
+    env: str,
+    json_wanted: bool,
+    **how: Any,
+) -> None:
     """Send DATA to whoever matches and print the answer. DATA is JSON, or else text; '-' or none: standard input.
 
     \b
@@ -44,11 +58,14 @@ def call(data: str | None, stream: bool, url: str | None, env: str, json_wanted:
       reach call --type memory --session ada 'my name is Ada'
       reach call --capability think --stream 'why is the sky blue?'
       cat document.json | reach call -c ner --json
+      reach call --capability report --reply-topic reports/done --timeout 600 '{"month": 11}'
     """
     targets.require_target(how["agent_id"], how["agent_type"], how["capabilities"], how["labels"], how["version"])
+    if stream and reply_topic:
+        raise click.UsageError("--stream prints what --reply-topic sends elsewhere: choose one")
     value = _value(data)
     options = _request_options(how)
-    failure = ending.run(_send(value, options, stream, url, env, json_wanted))
+    failure = ending.run(_send(value, options, stream, reply_topic, url, env, json_wanted))
     if failure is not None:
         _end_with(failure, json_wanted)
 
@@ -63,9 +80,22 @@ def _value(data: str | None) -> Any:
         except UnicodeDecodeError as error:
             raise click.UsageError("standard input is neither JSON nor text") from error
     try:
-        return json.loads(data)
-    except (ValueError, RecursionError):
-        return data.rstrip("\n")
+        return json.loads(data, parse_constant=_no_number, parse_float=_number)
+    except (ValueError, RecursionError) as error:
+        text = data.rstrip("\n")
+        if text.lstrip()[:1] in _JSON_BEGINS:
+            why = f"{error}" if isinstance(error, ValueError) else "it is nested too deeply"
+            note(f"DATA looks like JSON, but is none ({why}): it is sent as text")
+        return text
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _no_number(text)
+
+
+def _no_number(text: str) -> float:
+    raise click.UsageError(f"{text} in DATA is no number that JSON has; as text, put it in quotes")
 
 
 def _request_options(how: dict[str, Any]) -> dict[str, Any]:
@@ -89,7 +119,13 @@ def _request_options(how: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _send(
-    value: Any, options: dict[str, Any], stream: bool, url: str | None, env: str, json_wanted: bool
+    value: Any,
+    options: dict[str, Any],
+    stream: bool,
+    reply_topic: str | None,
+    url: str | None,
+    env: str,
+    json_wanted: bool,
 ) -> ReachError | None:
     """Print the answer; what the mesh answered instead is returned."""
     from agent_sdk import connect
@@ -104,6 +140,9 @@ async def _send(
         try:
             if stream:
                 await _print_items(mesh, value, options, json_wanted)
+                return None
+            if reply_topic:
+                await _submit(mesh, value, reply_topic, options, json_wanted)
                 return None
             reply = await mesh.request(value, **options)
         except ReachError as error:
@@ -124,6 +163,21 @@ async def _send(
             event = f", session {reply.session_event}" if reply.session_event else ""
             note(f"from {reply.source} in {duration(took_s)}{event}, trace {reply.trace_id}")
     return None
+
+
+async def _submit(mesh: Any, value: Any, reply_topic: str, options: dict[str, Any], json_wanted: bool) -> None:
+    accepted = await mesh.submit(value, reply_topic=reply_topic, **options)
+    if json_wanted:
+        print_json(
+            {
+                "message_id": accepted.message_id,
+                "trace_id": accepted.trace_id,
+                "reply_topic": accepted.reply_topic,
+            }
+        )
+    else:
+        click.echo(accepted.message_id)
+        note(f"accepted; its outcome goes to topic {reply_topic}, trace {accepted.trace_id}")
 
 
 async def _print_items(mesh: Any, value: Any, options: dict[str, Any], json_wanted: bool) -> None:
@@ -174,6 +228,22 @@ def _end_with(error: ReachError, json_wanted: bool) -> None:
         }
         print_json({"error": shown})
         sys.exit(Exit.MESH_ERROR)
-    ran = " It may have run." if error.may_have_executed else ""
+    ran = "; it may have run" if error.may_have_executed and "may have executed" not in error.message else ""
+    facts = _facts(error)
+    told = f"\n{'; '.join(facts)}" if facts else ""
     more = f"\nsee: reach trace {error.trace_id}" if error.trace_id else ""
-    raise Ended(f"{error.code.value}: {error.message}{ran}{more}", Exit.MESH_ERROR)
+    raise Ended(f"{error.code.value}: {error.message}{ran}{told}{more}", Exit.MESH_ERROR)
+
+
+def _facts(error: ReachError) -> list[str]:
+    """What the error knows and its message may not say: from whom it is, after how many attempts, and what to do."""
+    facts = []
+    if error.agent_id and error.agent_id not in error.message:
+        facts.append(f"from {error.agent_id}")
+    if error.attempts > 1:
+        facts.append(f"after {error.attempts} attempts")
+    if reason := error.details.get("not_retried"):
+        facts.append(f"not tried again: {reason}")
+    if error.retry_after:
+        facts.append(f"come again in {duration(error.retry_after)}")
+    return facts

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _PIPE_WIDTH = 400  # nothing is cut or wrapped for a reader that is a program
 
+how_many = click.IntRange(1, 1_000_000)  # of what is listed: a number that fits into any request
 as_json = click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of a table.")
 
 
@@ -59,6 +60,15 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 def note(text: str) -> None:
     """A remark for the person, beside the result: on standard error."""
     click.echo(click.style(text, dim=True), err=True)
+
+
+def size(count: int) -> str:
+    """Bytes as people read them: 512 B, 1.5 KiB, 12 MiB."""
+    if count < 1024:
+        return f"{count} B"
+    if count < 1 << 20:
+        return f"{count / 1024:.1f} KiB"
+    return f"{count / (1 << 20):.1f} MiB"
 
 
 def duration(seconds: float) -> str:

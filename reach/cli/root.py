@@ -10,15 +10,18 @@ from typing import Any
 import click
 
 from reach.cli.agents import agents
+from reach.cli.breakers import breakers
 from reach.cli.call import call
 from reach.cli.check_config import check_config
+from reach.cli.dead import dead
 from reach.cli.demo import demo
+from reach.cli.drain import drain
 from reach.cli.ending import Ended
 from reach.cli.explain import explain
 from reach.cli.serve import serve
 from reach.cli.test_agent import test_agent
 from reach.cli.trace import trace
-from reach.cli.version import version
+from reach.cli.version import show_version, version
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
@@ -42,6 +45,8 @@ class SuggestingGroup(click.Group):
     epilog="Exit codes: 0 ok, 1 the mesh answered an error, 2 usage or configuration, 3 no node reached, "
     "4 replaced by another process.",
 )
+@click.option("--version", "asked", is_flag=True, expose_value=False, is_eager=True, callback=show_version,
+              help="Print the version and exit.")  # fmt: skip
 def reach() -> None:
     """Agent-Reach: any agent reaches any other, by name, type or capability.
 
@@ -52,7 +57,7 @@ def reach() -> None:
     """
 
 
-for command in (serve, demo, test_agent, agents, call, explain, trace, check_config, version):
+for command in (serve, demo, test_agent, agents, call, explain, trace, breakers, dead, drain, check_config, version):
     reach.add_command(command)
 
 

@@ -22,7 +22,9 @@ _WHERE = {
     "started": "in the handler",
     "progress": "in the handler",
     "first item": "in the handler, streaming",
+    "failed": "the attempt failed",
     "retried": "before the next attempt",
+    "retry suppressed": "not tried again",
 }
 _ENDS = frozenset({"replied", "failed", "cancelled"})
 _HANDLING = frozenset({"started", "progress", "first item"})

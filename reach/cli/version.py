@@ -13,16 +13,30 @@ from reach.cli.output import as_json, print_json
 @as_json
 def version(json_wanted: bool) -> None:
     """Print the version of Agent-Reach and of what it stands on."""
+    if json_wanted:
+        print_json(_found())
+    else:
+        click.echo(_line())
+
+
+def show_version(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
+    """What `reach --version` does."""
+    if asked:
+        click.echo(_line())
+        context.exit()
+
+
+def _line() -> str:
+    mesh, *others = _found().items()
+    return f"Agent-Reach {mesh[1]} ({', '.join(f'{name} {number}' for name, number in others)})"
+
+
+def _found() -> dict[str, str]:
     from importlib.metadata import version as installed
 
-    found = {
+    return {
         "agent-reach-mesh": installed("agent-reach-mesh"),
         "python": platform.python_version(),
         "grpcio": installed("grpcio"),
         "protobuf": installed("protobuf"),
     }
-    if json_wanted:
-        print_json(found)
-        return
-    mesh, *others = found.items()
-    click.echo(f"Agent-Reach {mesh[1]} ({', '.join(f'{name} {number}' for name, number in others)})")

@@ -16,7 +16,7 @@ from agentreach.wire.checks import request_fault
 from agentreach.wire.content import content_digest
 from agentreach.wire.errors import failure
 from agentreach.wire.names import normalise_env
-from reach.core import deadlines, outcomes, route, settle, waiters
+from reach.core import callbacks, credit, deadlines, outcomes, route, settle, waiters
 from reach.core.lineage import Forged, expired
 from reach.core.profiles import whole_timeout_ms
 from reach.core.replay import Conflict, Elsewhere, Stored, TooOld
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from reach.core.state import State
 
 ECHOED_CHARS_MAX = 4096  # of a message_id that is too long: its sender still knows by it what was refused
-ITEMS_UNBOUNDED = 1 << 32
 
 PRIORITY_LANE = {pb.PRIORITY_UNSPECIFIED: 1, pb.HIGH: 0, pb.NORMAL: 1, pb.LOW: 2}
 
@@ -55,6 +54,10 @@ def admit(
     if fault is not None:
         refuse(state, port, envelope, source, fault)
         return
+    callback: callbacks.Callback | None = None
+    if envelope.reply_topic:
+        port = callback = callbacks.Callback(state, port, who, envelope, envelope.reply_topic)
+        peer = None  # the caller may go: its link has no wait to take with it
     if lineage:
         try:
             parent = parent_of(state, lineage, envelope, who)
@@ -79,14 +82,16 @@ def admit(
         fresh = False
     if not fresh and _replayed(state, port, envelope, key, left_s, source):
         return
-    fault = _shut_door(state, envelope)
+    fault = _shut_door(state, envelope, parent)
     if fault is not None:
         refuse(state, port, envelope, source, fault)
         return
     request = open_request(state, port, envelope, key, left_s, peer, fresh)
-    if node_made_id:
+    if node_made_id and callback is None:  # an accepted caller was told the id, and may use it again
         request.node_made_id = True
     route.route(state, request, envelope, target, target_data, parent)
+    if callback is not None:
+        callback.accept(envelope, key, request)
 
 
 def new_id(state: State) -> str:
@@ -123,9 +128,9 @@ def parent_of(state: State, lineage: bytes, envelope: Envelope, who: Identity) -
 
 
 def time_left_s(state: State, envelope: Envelope, parent: Lineage | None, spent_ms: int) -> float:
-    """Seconds until the deadline: its own time, and never beyond its parent's."""
+    """Seconds until the deadline: its own time, and never beyond its parent's, unless it outlives that on purpose."""
     left_ms = float(whole_timeout_ms(envelope.timeout_ms, envelope.profile) - spent_ms)
-    if parent is not None and parent.deadline_unix_ms:
+    if parent is not None and parent.deadline_unix_ms and not envelope.reply_topic:
         left_ms = min(left_ms, parent.deadline_unix_ms - state.unix * 1000)
         if left_ms < limits.TIMEOUT_MS_MIN:
             return 0.0
@@ -196,11 +201,9 @@ def _too_late(envelope: Envelope) -> Error:
     )
 
 
-def _shut_door(state: State, envelope: Envelope) -> Error | None:
-    """Why this new request is not taken in now, or None."""
-    if envelope.reply_topic:
-        return failure(codes.INVALID_ENVELOPE, "reply_topic: callbacks are not in this version; wait for the reply")
-    if state.draining:
+def _shut_door(state: State, envelope: Envelope, parent: Lineage | None) -> Error | None:
+    """Why this new request is not taken in now, or None. A node that leaves takes what its last requests need."""
+    if state.draining and parent is None:
         return failure(codes.SHUTTING_DOWN, f"node {state.rules.node_id} is leaving: use another node")
     if state.unsettled >= state.rules.requests_in_flight_max:
         return failure(
@@ -220,7 +223,7 @@ def _join(state: State, port: Port, envelope: Envelope, twin: Request, left_s: f
     deadline = state.now + left_s
     twin.fresh = False  # there is more than one copy: the acknowledgement of one says nothing about the others
     for waiter in twin.waiters:
-        if waiter.port is port:
+        if callbacks.same_wait(waiter.port, port):
             waiter.deadline = deadline
             break
     else:
@@ -232,6 +235,8 @@ def _join(state: State, port: Port, envelope: Envelope, twin: Request, left_s: f
         waiters.remember(port, twin)
     twin.deadline = max(twin.deadline, deadline)
     deadlines.reschedule(state, twin)
+    if isinstance(port, callbacks.Callback):
+        port.accept(envelope, twin.key, twin)
 
 
 def _replayed(state: State, port: Port, envelope: Envelope, key: MessageKey, left_s: float, source: str) -> bool:
@@ -256,6 +261,9 @@ def _replayed(state: State, port: Port, envelope: Envelope, key: MessageKey, lef
                     may_have_executed=True,
                 ),
             )
+        case Elsewhere() if isinstance(port, callbacks.Callback) and port.published_error(key) is False:
+            state.stats.duplicates["replayed"] += 1
+            port.accept(envelope, key)
         case Elsewhere():
             attachment = route.incarnation(state, key, found.agent_id, found.incarnation)
             if attachment is None:
@@ -264,11 +272,17 @@ def _replayed(state: State, port: Port, envelope: Envelope, key: MessageKey, lef
             state.stats.duplicates["replayed"] += 1
             request = open_request(state, port, envelope, key, left_s, waiters.peer_of(port), False)
             request.reentrant = True  # it is answered from the agent's table: that takes no slot
-            request.credit = ITEMS_UNBOUNDED  # the items of a streamed reply come as they were kept
+            request.retriable = request.idempotent  # nobody else has that answer
+            request.credit = credit.UNBOUNDED  # the items of a streamed reply come as they were kept
             route.hand_over(state, request, envelope, attachment, None)
+            if isinstance(port, callbacks.Callback):
+                port.accept(envelope, key, request)
         case Stored():
             state.stats.duplicates["replayed"] += 1
-            port.deliver(found.outcome, 1)
+            if isinstance(port, callbacks.Callback):
+                callbacks.replayed(port, envelope, key, found.outcome)
+            else:
+                port.deliver(found.outcome, 1)
     return True
 
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from agentreach.v1.registry_pb2 import AgentRecord, AgentStatus
+from reach.core.breaker import Breaker
+from reach.core.latency import Latency
 
 if TYPE_CHECKING:
     from reach.core.pool import Pool
@@ -36,7 +38,8 @@ FULL = 4  # usable, but no slot free, or its link is saturated
 NOT_STARTED = 5
 LEAVING = 6
 LOST = 7
-TIERS = 8
+BROKEN = 8  # its breaker is open, or its one probe is under way
+TIERS = 9
 USABLE_TIERS = 4
 
 _NEVER_FULL = -1
@@ -55,6 +58,7 @@ class Agent:
         "agent_id",
         "agent_type",
         "avoid_until",
+        "breaker",
         "capabilities",
         "config_version",
         "description",
@@ -66,6 +70,7 @@ class Agent:
         "in_flight",
         "incarnation",
         "labels",
+        "latency",
         "lease_ttl_s",
         "leftovers",
         "link",
@@ -81,8 +86,10 @@ class Agent:
         "registered_at",
         "saturated",
         "session_concurrency",
+        "shut",
         "status",
         "status_placed",
+        "suspect",
         "tenant",
         "tier",
         "version",
@@ -129,6 +136,13 @@ class Agent:
         """Chosen only when there is no other before this time (it answered OVERLOADED); 0 = not avoided."""
         self.saturated = False
         """Its link takes nothing more (outbox full, a delivery unacknowledged): requests see it as full."""
+        self.breaker: Breaker | None = None
+        """From its first outcome on; asked and told by `breakers`, which keeps the two flags below."""
+        self.latency: Latency | None = None
+        self.suspect = False
+        """Its breaker is not closed."""
+        self.shut = False
+        """Its breaker admits nothing now."""
         self.pinned_sessions = 0
         self.link: object = None
         # Kept by the directory and its pools; nobody else writes these.
@@ -223,6 +237,8 @@ class Agent:
         """The tier that its present state puts it in."""
         status = self.status
         if status in _WORKING:
+            if self.shut:
+                return BROKEN
             if self.saturated or not self.has_slot:
                 return FULL
             tier = READY if status == HEALTHY else WEAK

@@ -19,8 +19,8 @@ from agentreach.v1.registry_pb2 import AgentRecord
 from agentreach.wire.checks import record_fault
 from agentreach.wire.errors import failure
 from agentreach.wire.names import normalise_env
-from reach.core import health, links, owners, takeover
-from reach.core.agents import STARTING, Agent
+from reach.core import events, health, links, owners, returning, takeover
+from reach.core.agents import DRAINING, STARTING, Agent
 from reach.core.effects import DeregisterAgent, RegisterAgents
 from reach.core.peers import Peer
 from reach.core.requests import Attachment
@@ -37,6 +37,9 @@ class Attaching:
     agent: Agent | None = None
     error: Error | None = None
     sessions: Sequence[pb.SessionRef] = ()
+    holding: Sequence[pb.Holding] = ()
+    leaving: bool = False
+    """Its process is finishing what it works on: it gets no new work here either."""
     attachment: Attachment | None = None
     """Set when the agent is attached already: nothing needs to be written."""
 
@@ -87,7 +90,7 @@ def _checked(state: State, peer: Peer, attach: pb.Attach) -> Attaching:
     record.env = normalise_env(record.env or peer.env)
     record.tenant = peer.who.tenant
     record.incarnation = peer.incarnation
-    attaching = Attaching(record.agent_id, sessions=list(attach.sessions))
+    attaching = Attaching(record.agent_id, sessions=list(attach.sessions), holding=list(attach.holding))
     error = record_fault(record)
     former = state.directory.get(record.tenant, record.env, record.agent_id)
     if error is None:
@@ -97,6 +100,7 @@ def _checked(state: State, peer: Peer, attach: pb.Attach) -> Attaching:
     if error is not None:
         attaching.error = error
         return attaching
+    attaching.leaving = record.status == DRAINING
     agent = attaching.agent = Agent.from_record(record)
     agent.status, agent.in_flight, agent.load, agent.generation = STARTING, 0, 0.0, 0
     agent.node_id = state.rules.node_id
@@ -163,8 +167,12 @@ def registered(state: State, peer: Peer, arrival: Arrival) -> None:
         state.effects.append(RegisterAgents(peer, arrival))
         return
     for each in arrival.agents:
+        if each.error is not None and peer.attachment(each.agent_id) is None:
+            events.drop_subscriptions(state, peer, each.agent_id)  # they may have come before the answer
         if each.error is None:
             takeover.let_in(state, peer, each)
+            if each.leaving and each.attachment is not None:
+                health.said(state, each.attachment, DRAINING)
     if arrival.with_welcome and arrival.hello != peer.hellos:
         return  # its stream is gone; the next one's hello is answered by itself
     if arrival.with_welcome:
@@ -177,6 +185,7 @@ def registered(state: State, peer: Peer, arrival: Arrival) -> None:
         if each.error is None and each.attachment is not None:
             for session in each.sessions:
                 owners.came_back(state, each.attachment, session.session_id, session.epoch)
+            returning.holds(state, each.attachment, each.holding)
             if each.attachment.agent.status == STARTING:
                 health.probe(state, each.attachment)
 

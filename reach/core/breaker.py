@@ -177,6 +177,12 @@ class Breaker:
             return self._trips
         return max(0, self._trips - int((now - self.changed_at) / FORGIVE_S))
 
+    def failures(self, now: float) -> int:
+        """Failures in the window."""
+        if now >= self._ends:
+            self._turn(now)
+        return self._bad_sum
+
     def next_probe_s(self, now: float) -> float:
         """Seconds until it admits a probe; 0.0 if it admits requests now."""
         state = self.state(now)

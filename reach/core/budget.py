@@ -91,13 +91,16 @@ class RetryBudget:
         """The instance's part of it."""
         return self._in_flight.get(instance, 0) < IN_FLIGHT_MAX
 
-    def noted(self, target: Hashable, instance: Hashable, now: float) -> None:
-        """A retry was given to the instance; `ended` follows, once."""
+    def planned(self, target: Hashable, now: float) -> None:
+        """A retry of the type is going to be made, perhaps after a back-off: it counts from now on."""
         window = self._windows.get(target)
         if window is None:
             window = self._window(target, now)
         window.turn(now)
         window.retries[window.at] += 1
+
+    def began(self, instance: Hashable) -> None:
+        """A retry was given to the instance; `ended` follows, once."""
         self._in_flight[instance] = self._in_flight.get(instance, 0) + 1
 
     def ended(self, instance: Hashable) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from reach.core.state import State
 
 CREDIT_INITIAL = limits.STREAM_CREDIT_INITIAL
+UNBOUNDED = 1 << 32  # of a reply that an agent has already: its items come as they were kept
 
 
 def grant(state: State, port: Port, entry: bytes, up_to: int) -> None:
@@ -40,17 +41,21 @@ def widen(state: State, request: Request) -> None:
     """Tell the producer how many items all who wait take, if that is more than before."""
     credit = min([each.credit for each in request.waiters])
     attachment = request.attachment
-    if credit <= request.credit or attachment is None:
+    if attachment is None:
+        return
+    if request.credit == UNBOUNDED:
+        _tell_credit(state, request, attachment, credit)  # the producer may still be at work and wait for it
+        return
+    if credit <= request.credit:
         return
     if request.credit <= request.items:
         request.items_at = state.now  # the pause was the consumer's; the producer's idle time starts now
     request.credit = credit
-    _tell_credit(state, request, attachment)
+    _tell_credit(state, request, attachment, credit)
 
 
-def _tell_credit(state: State, request: Request, attachment: Attachment) -> None:
-    credit = StreamCredit(correlation_id=request.message_id, entry=request.entry, up_to=request.credit)
-    signal = Signal(stream_credit=credit)
+def _tell_credit(state: State, request: Request, attachment: Attachment, up_to: int) -> None:
+    signal = Signal(stream_credit=StreamCredit(correlation_id=request.message_id, entry=request.entry, up_to=up_to))
     attachment.peer.link.signal(signal)
     state.woken.add(attachment.peer)
 
@@ -59,4 +64,6 @@ def grant_again(state: State, attachment: Attachment) -> None:
     """A link that begins anew has forgotten its signals: repeat how many items each producer may send."""
     for request in attachment.attempts.values():
         if request.credit > CREDIT_INITIAL:
-            _tell_credit(state, request, attachment)
+            _tell_credit(
+                state, request, attachment, min([each.credit for each in request.waiters], default=request.credit)
+            )

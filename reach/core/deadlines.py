@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.error_pb2 import Error
 from agentreach.wire.errors import failure
-from reach.core import health, losses, settle, waiters
+from reach.core import again, breakers, health, losses, settle, waiters
 from reach.core.requests import Request, Stage
+from reach.core.retry import Failed
 
 if TYPE_CHECKING:
     from reach.core.state import State
@@ -27,6 +28,10 @@ def reschedule(state: State, request: Request) -> None:
         when = min(when, request.items_at + state.rules.idle_timeout_s)
     if request.lost_at:
         when = min(when, request.lost_at + settle_window_s(state, request))
+    if request.attempt_until and not request.items:
+        when = min(when, request.attempt_until)
+    if request.retry_at:
+        when = min(when, request.retry_at)
     if request.timer is not None:
         state.wheel.cancel(request.timer, request)
     request.timer = state.wheel.schedule(request, when)
@@ -44,7 +49,7 @@ def on_timer(state: State, request: Request) -> None:
         return  # it ended in this very tick
     request.timer = None
     now = state.now
-    if request.stage is Stage.SETTLED:
+    if request.is_settled:
         _force_release(state, request)
         return
     if request.lost_at and now >= request.lost_at + settle_window_s(state, request):
@@ -53,23 +58,38 @@ def on_timer(state: State, request: Request) -> None:
     if request.items and now >= request.items_at + state.rules.idle_timeout_s:
         _idle(state, request)
         return
+    if request.attempt_until and not request.items and now >= request.attempt_until:
+        if not again.timed_out(state, request):
+            return
+        if request.is_settled:
+            return
     late = [waiter for waiter in request.waiters if waiter.deadline <= now]
     if len(late) == len(request.waiters):
         item, attachment = request.item, request.attachment
         if item is not None and attachment is not None and item.seq and not item.accepted and attachment.peer.connected:
             health.unacknowledged(state, attachment, item)
+        if item is not None and item.seq:
+            breakers.failed(state, request, Failed.TIMEOUT)
         settle.give_up(state, request, timed_out(request))
         return
     for waiter in late:
         waiters.withdraw(state, request, waiter, timed_out(request))
+    if request.retry_at and request.retry_at <= now:
+        again.next_attempt(state, request)
+        if request.is_settled:
+            return
     reschedule(state, request)
 
 
 def timed_out(request: Request) -> Error:
     """The deadline passed: where the request was by then, and whether it may have run."""
     item, agent = request.item, request.agent
-    if request.stage is Stage.QUEUED:
-        where, ran = "was queued in its session's lane; it was never started", False
+    if request.stage is Stage.BETWEEN or (request.stage is Stage.QUEUED and request.last_error is not None):
+        name = codes.ErrorCode.Name(request.last_error.code) if request.last_error is not None else "failure"
+        where, ran = f"was waiting for another attempt after {name} in attempt {request.attempt}", request.ran
+    elif request.stage is Stage.QUEUED:
+        place = "for a free slot" if request.lane is None else "in its session's lane"
+        where, ran = f"was queued {place}; it was never started", False
     elif item is None or agent is None:
         where, ran = "was being routed; it was never started", False
     elif item.seq == 0:
@@ -107,6 +127,7 @@ def _idle(state: State, request: Request) -> None:
         request.items_at = state.now
         reschedule(state, request)
         return
+    breakers.failed(state, request, Failed.TIMEOUT)
     settle.give_up(
         state,
         request,
@@ -130,3 +151,5 @@ def _force_release(state: State, request: Request) -> None:
         message_id=request.message_id,
     )
     settle.release(state, request)
+    if attachment is not None:
+        health.doubt(state, attachment)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from agentreach.v1 import frame_pb2 as pb
 from agentreach.v1.frame_pb2 import Signal
-from reach.core import events, health, losses, owners
+from reach.core import breakers, events, health, losses, owners
 from reach.core.effects import DeregisterAgent
 from reach.core.peers import Peer
 from reach.core.requests import Attachment
@@ -38,6 +38,7 @@ def dismiss(
     if not state.directory.remove(agent):
         return
     health.end(state, attachment)
+    breakers.left(state, agent)
     losses.agent_gone(state, attachment, why, said_goodbye=said_goodbye)
     owners.gone(state, attachment)
     events.drop_subscriptions(state, attachment.peer, agent.agent_id)

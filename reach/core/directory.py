@@ -51,6 +51,10 @@ class Directory:
         self.revision = 0
         """Grows with every agent that comes, goes, or changes its status or weight; not with slots."""
         self.avoidance = Avoidance()
+        self.wanted = False
+        """Somebody waits for a slot: who becomes usable is noted in `freed`, and that somebody left in `shrunk`."""
+        self.freed: list[Agent] = []
+        self.shrunk = False
         self._pools_max = pools_max
         self._places: dict[Scope, _Place] = {}
         self._count = 0
@@ -93,6 +97,8 @@ class Directory:
             self.avoidance.watch(agent)
         self._count += 1
         self.revision += 1
+        if self.wanted:
+            self.freed.append(agent)
         return former
 
     def remove(self, agent: Agent) -> bool:
@@ -114,6 +120,7 @@ class Directory:
         self.avoidance.forget(agent)
         self._count -= 1
         self.revision += 1
+        self.shrunk = self.wanted
         return True
 
     def changed(self, agent: Agent) -> None:
@@ -126,7 +133,9 @@ class Directory:
                 pool.recount(agent)
             agent.status_placed, agent.weight_placed = agent.status, agent.weight
             self.revision += 1
-        retier(agent)
+        if retier(agent) and self.wanted:
+            self.freed.append(agent)
+            self.shrunk = True
 
     def reserve(self, agent: Agent) -> None:
         """Take one of its slots for a request. `choose` has seen a free one; a pin may go beyond."""
@@ -142,6 +151,8 @@ class Directory:
         agent.in_flight = taken - 1
         if taken == agent.full_at:
             retier(agent)
+            if self.wanted:
+                self.freed.append(agent)
 
     def avoid(self, agent: Agent, until: float) -> None:
         """Bias choices away from it up to `until` (monotonic): it answered OVERLOADED. Never shortens."""

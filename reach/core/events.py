@@ -16,7 +16,7 @@ from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope, Hop, Payload
 from agentreach.v1.error_pb2 import Error
-from agentreach.v1.frame_pb2 import Gap, Signal, Subscribe, Unsubscribe
+from agentreach.v1.frame_pb2 import Gap, Signal, Subscribe, Unsubscribe, Unsubscribed
 from agentreach.v1.mesh_pb2 import PublishReply
 from agentreach.v1.peer_pb2 import Lineage
 from agentreach.wire import ids, limits
@@ -35,7 +35,21 @@ if TYPE_CHECKING:
     from reach.core.ports import Identity
     from reach.core.state import State
 
+SUBSCRIBE_RETRY_AFTER_MS = 5_000
 COUNTS = ("matched", "accepted", "dropped", "unknown")
+
+
+class Nobody:
+    """The `Port` of an event whose publisher is the node itself: nobody asks how many took it."""
+
+    streaming = False
+
+    def deliver(self, reply: bytes, priority: int, *, final: bool = True) -> Item | None:
+        """Let it go."""
+        return None
+
+
+NOBODY = Nobody()
 
 
 def publish(
@@ -68,7 +82,28 @@ def publish(
     envelope.ClearField("entry")
     envelope.ClearField("actors")
     env = normalise_env(envelope.env)
-    for subscriber, agent_id in list(_receivers(state, envelope, who, env)):
+    _spread(state, publishing, list(_receivers(state, envelope, who, env)), envelope, parent)
+
+
+def call_back(state: State, envelope: Envelope, parent: Lineage | None) -> int:
+    """Send a CALLBACK, made by this node, to its topic's subscribers; returns how many there are.
+
+    `parent` is the call that it is the outcome of: what the subscribers' handlers do is part of that call's tree.
+    """
+    publishing = Publishing(NOBODY, envelope, state.now + state.rules.publish_timeout_s)
+    key = (envelope.tenant, envelope.env, envelope.target.topic)
+    _spread(state, publishing, list(state.topics.subscribers(key)), envelope, parent)
+    return publishing.matched
+
+
+def _spread(
+    state: State,
+    publishing: Publishing,
+    receivers: list[tuple[Peer, str]],
+    envelope: Envelope,
+    parent: Lineage | None,
+) -> None:
+    for subscriber, agent_id in receivers:
         _send(state, publishing, subscriber, agent_id, envelope, parent)
     state.stats.events_published += 1
     if publishing.items:
@@ -106,7 +141,7 @@ def _send(
     publishing.matched += 1
     hop_count = parent.hop_count if parent is not None else 0
     path = parent.path if parent is not None else ()
-    if hop_count:
+    if hop_count and envelope.type != pb.CALLBACK:  # what was accepted is told; whoever calls on from there is cut
         agent_type = agent_id.partition("/")[0]
         fault = loops.check_hop(path, hop_count, agent_type, envelope.dedup_key, state.loop_limits)
         if fault is not None:
@@ -115,7 +150,12 @@ def _send(
             state.log("warning", "loop of events cut", envelope.trace_id, path=fault.details["path"], kind=kind)
             publishing.dropped += 1
             return
-    hop = Hop(agent_id=agent_id or peer.caller_id, message_id=envelope.message_id, dedup_key=envelope.dedup_key)
+    hop = Hop(
+        agent_id=agent_id or peer.caller_id,
+        message_id=envelope.message_id,
+        dedup_key=envelope.dedup_key,
+        detached=True,  # an event waits for nobody
+    )
     deadline_unix_ms = int(state.unix * 1000) + limits.TIMEOUT_MS_MAX
     lineage = Lineage(
         message_id=envelope.message_id,
@@ -133,15 +173,11 @@ def _send(
     envelope.path.extend(lineage.path)
     envelope.recipient = agent_id
     link = peer.link
-    while link.full:
-        dropped = link.drop_oldest(peer.event_items)
-        if dropped is None:
-            break
-        if isinstance(dropped.owner, Publishing):
-            _drop(state, dropped.owner, dropped, peer)
+    while link.full and _drop_oldest(state, peer):
+        pass
     if link.full:
         publishing.dropped += 1
-        _count_gap(state, peer, publishing.topic)
+        _count_gap(state, peer, agent_id, publishing.topic)
         return
     item = link.put(envelope, state.now, admit.PRIORITY_LANE[envelope.priority])
     item.owner = publishing
@@ -155,18 +191,29 @@ def _send(
     state.woken.add(peer)
 
 
-def _drop(state: State, publishing: Publishing, item: Item, peer: Peer) -> None:
-    item.owner = None
-    if item in publishing.items:
-        publishing.items.discard(item)
-        publishing.dropped += 1
-        _finish_if_all_is_known(state, publishing)
-    _count_gap(state, peer, publishing.topic)
+def _drop_oldest(state: State, peer: Peer) -> bool:
+    """A subscriber that does not keep up loses its oldest event that waits, and will be told. False: none waits."""
+    events = peer.event_items
+    while events and not events[0].waits:
+        events.popleft()
+    if not events:
+        return False
+    item = events[0]
+    publishing, item.owner = item.owner, None
+    agent_id = Envelope.FromString(item.data or b"").recipient if peer.attachments else ""
+    peer.link.drop_oldest(events)
+    if isinstance(publishing, Publishing):
+        if item in publishing.items:
+            publishing.items.discard(item)
+            publishing.dropped += 1
+            _finish_if_all_is_known(state, publishing)
+        _count_gap(state, peer, agent_id, publishing.topic)
+    return True
 
 
-def _count_gap(state: State, peer: Peer, topic: str) -> None:
+def _count_gap(state: State, peer: Peer, agent_id: str, topic: str) -> None:
     state.stats.events_dropped += 1
-    peer.gaps[topic] = peer.gaps.get(topic, 0) + 1
+    peer.gaps[agent_id, topic] = peer.gaps.get((agent_id, topic), 0) + 1
 
 
 def never_sent(state: State, publishing: Publishing, item: Item) -> None:
@@ -195,8 +242,8 @@ def tell_gaps(state: State, peer: Peer) -> None:
     """Tell a subscriber how much it missed, once it has room again."""
     if peer.link.full:
         return
-    for topic, count in peer.gaps.items():
-        peer.link.signal(Signal(gap=Gap(topic=topic, dropped=count)))
+    for (agent_id, topic), count in peer.gaps.items():
+        peer.link.signal(Signal(gap=Gap(topic=topic, dropped=count, agent_id=agent_id)))
     peer.gaps.clear()
     state.woken.add(peer)
 
@@ -230,8 +277,11 @@ def counts_of(reply: Envelope) -> PublishReply:
 def subscribe(state: State, peer: Peer, signal: Subscribe) -> None:
     """A process (or one of its agents) wants these topics. Illegal ones are logged; repeats change nothing."""
     env = normalise_env(signal.env) if signal.env else peer.env
-    if signal.agent_id and (env, signal.agent_id) not in peer.attachments:
+    arriving = (peer.who.tenant, env, signal.agent_id) in state.arriving
+    if signal.agent_id and (env, signal.agent_id) not in peer.attachments and not arriving:
         state.log("warning", "subscription for an agent that is not on this link", agent=signal.agent_id)
+        gone = failure(codes.INVALID_ENVELOPE, f"{signal.agent_id} is not on this link")
+        _refuse_topics(state, peer, signal, list(signal.topics), gone)
         return
     for topic in signal.topics:
         full = (
@@ -240,9 +290,18 @@ def subscribe(state: State, peer: Peer, signal: Subscribe) -> None:
         if not is_topic(topic) or full:
             why = "too many topics" if full else "not a legal topic"
             state.log("warning", "subscription refused", topic=topic[:100], why=why, link=peer.link_id)
+            code = codes.OVERLOADED if full else codes.INVALID_ENVELOPE
+            error = failure(code, f"no subscription: {why}", retry_after_ms=SUBSCRIBE_RETRY_AFTER_MS if full else 0)
+            _refuse_topics(state, peer, signal, [topic], error)
             continue
         if state.topics.subscribe((peer.who.tenant, env, topic), peer, signal.agent_id):
             peer.subscriptions.add((env, topic, signal.agent_id))
+
+
+def _refuse_topics(state: State, peer: Peer, signal: Subscribe, topics: list[str], error: Error) -> None:
+    told = Unsubscribed(agent_id=signal.agent_id, env=signal.env, topics=topics, error=error)
+    peer.link.signal(Signal(unsubscribed=told))
+    state.woken.add(peer)
 
 
 def unsubscribe(state: State, peer: Peer, signal: Unsubscribe) -> None:

@@ -23,7 +23,7 @@ from reach.core.versions import version_matches
 ENV, SELECTOR, STATUS, EXCLUDED = "env", "selector", "status", "excluded"
 BREAKER, PIN, CAPACITY, VERSION_POLICY, CHOOSE = "breaker", "session pin", "capacity", "version policy", "choose"
 STAGES = (ENV, SELECTOR, STATUS, EXCLUDED, BREAKER, PIN, CAPACITY, VERSION_POLICY, CHOOSE)
-"""In order. Breaker and version policy remove nobody until they are built."""
+"""In order. The version policy removes nobody until it is built."""
 
 ROWS_MAX = 1000
 _WALKED_MAX = 50_000  # agents looked at; ≈ 4 µs each, and the node does nothing else meanwhile
@@ -170,7 +170,9 @@ def _status_removal(agent: Agent, healthy_left: bool) -> Removal | None:
 
 def _by_state(matching: list[Agent], now: float, exclude: Collection[str], readmit: bool) -> dict[Agent, Removal]:
     """The stages from status to choose. "Left" means: could take the request now."""
-    able = [agent for agent in matching if agent.status in (HEALTHY, DEGRADED) and _why_full(agent) == ""]
+    able = [
+        agent for agent in matching if agent.status in (HEALTHY, DEGRADED) and not agent.shut and _why_full(agent) == ""
+    ]
     others = [agent for agent in able if agent.agent_id not in exclude]
     shut_out = frozenset(exclude) if others or not readmit else frozenset()
     left = others if shut_out else able
@@ -186,6 +188,9 @@ def _removal(agent: Agent, now: float, shut_out: bool, healthy_left: bool, unbia
         return by_status
     if shut_out:
         return EXCLUDED, "failed this message before"
+    if agent.shut and agent.breaker is not None:
+        state = agent.breaker.state(now)
+        return BREAKER, f"{state.value}, next probe in {agent.breaker.next_probe_s(now):.1f} s"
     full = _why_full(agent)
     if full:
         return CAPACITY, full
@@ -245,6 +250,11 @@ def _rows(removals: dict[Agent, Removal], chosen: Agent | None, now: float) -> t
 def _state(agent: Agent, chosen: bool, now: float) -> str:
     slots = f"of {agent.max_concurrency}" if agent.max_concurrency else "of any number"
     warm = agent.warmth(now, WARM_UP_S)
+    ramp = (
+        f", gets {agent.breaker.share(now):.0%} of its share after its breaker"
+        if agent.suspect and agent.breaker
+        else ""
+    )
     warming = f", warming up ({warm:.0%} of its weight)" if warm < 1 else ""
-    told = f"{agent.in_flight} {slots} in flight, weight {agent.weight}, load {agent.load:.2f}{warming}"
+    told = f"{agent.in_flight} {slots} in flight, weight {agent.weight}, load {agent.load:.2f}{warming}{ramp}"
     return ("chosen: " if chosen else "usable: ") + told

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from agentreach.v1 import frame_pb2 as pb
 from agentreach.v1.frame_pb2 import Signal
 from agentreach.v1.registry_pb2 import AgentStatus
-from reach.core import owners
+from reach.core import again, breakers, owners, returning
 from reach.core.agents import DEGRADED, DRAINING, HEALTHY, STARTING, UNREACHABLE
 from reach.core.requests import Attachment, Request
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from reach.core.state import State
 
 LOOK_S = 1.0  # an agent with work is looked after at least so often
+BREAKER_LOOK_S = 0.05  # and never more often than so, however soon its breaker changes
 
 _SAYABLE = frozenset({HEALTHY, DEGRADED, DRAINING})
 
@@ -40,6 +41,13 @@ def look_soon(state: State, attachment: Attachment) -> None:
     """An idle agent, looked after seldom, was given work: see in time whether it acknowledges that."""
     end(state, attachment)
     _look_at(state, attachment, state.now + _look_every_s(state))
+
+
+def look_by(state: State, attachment: Attachment, when: float) -> None:
+    """Something about the agent changes at this time: look after it no later."""
+    if when < attachment.look_at and attachment.timer is not None:
+        end(state, attachment)
+        _look_at(state, attachment, max(when, state.now))
 
 
 def _look_every_s(state: State) -> float:
@@ -63,6 +71,8 @@ def set_status(state: State, attachment: Attachment, status: int) -> None:
     agent.status = status
     state.directory.changed(agent)
     owners.changed(state, attachment)
+    if status == HEALTHY:
+        returning.stir(state)
 
 
 def _name(status: int) -> str:
@@ -73,7 +83,7 @@ def said(state: State, attachment: Attachment, status: int) -> None:
     """The process reports a status (at once on a change, and with each heartbeat)."""
     if status not in _SAYABLE:
         return
-    attachment.said_status = status
+    attachment.said_status = DRAINING if attachment.drain is not None else status
     _judge(state, attachment)
 
 
@@ -114,6 +124,13 @@ def probe(state: State, attachment: Attachment) -> None:
     state.woken.add(peer)
 
 
+def doubt(state: State, attachment: Attachment) -> None:
+    """A handler did not end when it was told to: see at once whether any can run, though nothing else is under way."""
+    if attachment.timer is not None and attachment.peer.connected and not attachment.probe_sent_at:
+        probe(state, attachment)
+        look_by(state, attachment, state.now + state.rules.probe_timeout_s)
+
+
 def answered(state: State, attachment: Attachment, reply: pb.ProbeReply) -> None:
     """The sign of life came. An old probe's late answer is one too, but does not make a starting agent ready."""
     if reply.nonce == attachment.probe_nonce:
@@ -140,13 +157,18 @@ def on_timer(state: State, attachment: Attachment) -> None:
         probe(state, attachment)
     elif not sent_at and connected:
         unsure = attachment.overdue is not None or attachment.agent.status in (STARTING, DEGRADED)
-        busy = unsure or bool(attachment.attempts)
+        busy = unsure or bool(attachment.attempts or attachment.held or attachment.agent.leftovers)
         interval_s = rules.probe_interval_busy_s if busy else rules.probe_interval_idle_s
         if now - attachment.probed_at >= interval_s:
             probe(state, attachment)
     if attachment.unreachable_since and attachment.pinned and now - attachment.unreachable_since >= rules.owner_lost_s:
         owners.gone(state, attachment)
     wait_s = min(rules.probe_interval_busy_s, rules.probe_timeout_s)
+    agent = attachment.agent
+    if agent.suspect or agent.recent_failures:
+        breakers.look(state, agent)
+        if agent.breaker is not None:
+            wait_s = max(BREAKER_LOOK_S, min(wait_s, agent.breaker.next_at(now) - now))
     if attachment.overdue is not None or attachment.attempts:
         wait_s = min(wait_s, _look_every_s(state))
     _look_at(state, attachment, now + wait_s)
@@ -155,14 +177,17 @@ def on_timer(state: State, attachment: Attachment) -> None:
 def _overdue_deliveries(state: State, attachment: Attachment) -> None:
     """An agent that does not acknowledge what it was sent gets nothing new until it does."""
     overdue = attachment.overdue
-    if overdue is not None and not overdue.accepted and not overdue.doubtful:
-        return
-    for request in attachment.attempts.values():
-        item = request.item
-        if item is not None and _is_overdue(state, attachment, request, item):
-            unacknowledged(state, attachment, item)
-            return
-    if overdue is not None:
+    known = overdue is not None and not overdue.accepted and not overdue.doubtful
+    late = [
+        request
+        for request in attachment.attempts.values()
+        if request.item is not None and _is_overdue(state, attachment, request, request.item)
+    ]
+    if late and not known and late[0].item is not None:
+        unacknowledged(state, attachment, late[0].item)
+    for request in late:
+        again.unacknowledged(state, request)
+    if overdue is not None and not late and not known:
         attachment.overdue = None
         unsaturate(state, attachment)
         owners.changed(state, attachment)

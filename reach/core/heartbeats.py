@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from agentreach.v1 import frame_pb2 as pb
 from agentreach.v1.frame_pb2 import Signal
-from reach.core import health, owners
+from reach.core import health, owners, returning
 from reach.core.peers import Peer
+from reach.core.requests import Attachment, Stage
 
 if TYPE_CHECKING:
     from reach.core.state import State
@@ -29,16 +30,29 @@ def heard(state: State, peer: Peer, message: pb.Heartbeat) -> None:
         agent = attachment.agent
         agent.heartbeat_at = state.unix
         agent.load = load.load
-        if load.leftovers != agent.leftovers:
-            agent.leftovers = load.leftovers
+        leftovers = _leftovers(attachment, load.leftovers)
+        if leftovers != agent.leftovers:
+            agent.leftovers = leftovers
             state.directory.changed(agent)
             owners.changed(state, attachment)
+        if attachment.held and not load.in_flight:
+            returning.nothing_runs(state, attachment)
         if load.status:
             health.said(state, attachment, load.status)
     interval_s, ttl_s = times(state)
     ack = pb.HeartbeatAck(heartbeat_interval_ms=int(interval_s * 1000), lease_ttl_ms=int(ttl_s * 1000), unknown=unknown)
     peer.link.signal(Signal(heartbeat_ack=ack))
     state.woken.add(peer)
+
+
+def _leftovers(attachment: Attachment, told: int) -> int:
+    """Handlers that outlived their cancel and take a slot that the node no longer counts.
+
+    While one has its time to end (`cancel_grace_s`) its slot is still reserved here, and would be counted twice.
+    """
+    if told:
+        told -= sum(request.stage is Stage.SETTLED and request.holds_slot for request in attachment.attempts.values())
+    return max(0, told)
 
 
 def times(state: State) -> tuple[float, float]:

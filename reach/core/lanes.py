@@ -14,9 +14,9 @@ from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.wire.errors import failure
-from reach.core import deadlines, loops, owners, route, settle
-from reach.core.agents import DEGRADED, HEALTHY
-from reach.core.requests import Attachment, Request
+from reach.core import breakers, deadlines, loops, owners, route, settle
+from reach.core.agents import DEGRADED, DRAINING, HEALTHY, Agent
+from reach.core.requests import Attachment, Request, Stage
 
 if TYPE_CHECKING:
     from agentreach.policy.wheel import Token
@@ -105,6 +105,24 @@ def forget_if_unknown(state: State, lane: Lane) -> None:
         _forget(state, lane)
 
 
+def put(state: State, lane: Lane, request: Request, *, first: bool = False) -> None:
+    """Let a request, whose `data` is its envelope, wait in the lane."""
+    state.queue.held_elsewhere += len(request.data)
+    request.lane = lane
+    request.stage = Stage.QUEUED
+    if first:
+        lane.waiting.appendleft(request)
+    else:
+        lane.waiting.append(request)
+
+
+def take_head(state: State, lane: Lane) -> Request:
+    """The head of the lane waits no longer."""
+    request = lane.waiting.popleft()
+    state.queue.held_elsewhere -= len(request.data)
+    return request
+
+
 def able(owner: Attachment) -> bool:
     """True if the owner may be given work: its link is up and it is well enough."""
     return owner.peer.connected and owner.agent.status in (HEALTHY, DEGRADED)
@@ -125,7 +143,14 @@ def advance(state: State, lane: Lane) -> None:
             owners.ask(state, lane)
             continue
         agent = owner.agent
+        if agent.shut:
+            _breaker_open(state, lane, agent)
+            continue
+        if lane.waiting[0].retry_at > state.now:
+            return
         if len(lane.running) >= agent.session_concurrency or not able(owner):
+            if agent.status == DRAINING and not lane.running and owners.leaves(state, lane):
+                continue
             return
         if agent.saturated or not agent.has_slot:
             if lane.waiting[0].ancestors and not agent.saturated and _waits_for_itself(state, lane, owner):
@@ -134,7 +159,7 @@ def advance(state: State, lane: Lane) -> None:
                 lane.in_turn = True
                 owner.lanes_waiting.append(lane)
             return
-        request = lane.waiting.popleft()
+        request = take_head(state, lane)
         start(state, lane, request, Envelope.FromString(request.data))
     forget_if_unknown(state, lane)
 
@@ -146,7 +171,7 @@ def _waits_for_itself(state: State, lane: Lane, owner: Attachment) -> bool:
     queue = {lane, *owner.lanes_waiting}
     if not loops.would_deadlock(request.ancestors, holders, [held.ancestors for one in queue for held in one.waiting]):
         return False
-    lane.waiting.popleft()
+    take_head(state, lane)
     if owner.agent.reentrant:
         request.reentrant = True
         start(state, lane, request, Envelope.FromString(request.data))
@@ -157,6 +182,14 @@ def _waits_for_itself(state: State, lane: Lane, owner: Attachment) -> bool:
     name = owner.agent.agent_id
     settle.fail(state, request, loops.deadlock(request.parent.path, name, f"every slot of {name}"))
     return True
+
+
+def _breaker_open(state: State, lane: Lane, owner: Agent) -> None:
+    """The head has no other agent to go to, and this one gets nothing now."""
+    request = take_head(state, lane)
+    request.lane = None
+    error = request.last_error or breakers.all_open(owner.agent_id, [owner], {}, state.now)
+    settle.fail(state, request, error)
 
 
 def start(state: State, lane: Lane, request: Request, envelope: Envelope) -> None:
@@ -200,6 +233,10 @@ def leave(state: State, request: Request) -> None:
         lane.running.discard(request)
     elif request in lane.waiting:
         lane.waiting.remove(request)
+        state.queue.held_elsewhere -= len(request.data)
+        if lane.in_turn and not lane.waiting and lane.owner is not None:  # nothing of it waits for a slot any more
+            lane.in_turn = False
+            lane.owner.lanes_waiting.remove(lane)
     state.lanes_ready.append(lane)
 
 

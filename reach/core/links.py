@@ -13,7 +13,19 @@ from agentreach.v1 import frame_pb2 as pb
 from agentreach.v1.frame_pb2 import Signal
 from agentreach.wire import limits
 from agentreach.wire.names import is_name, normalise_env
-from reach.core import arrivals, credit, departures, events, health, heartbeats, losses, outcomes, waiters
+from reach.core import (
+    arrivals,
+    credit,
+    departures,
+    drains,
+    events,
+    health,
+    heartbeats,
+    losses,
+    outcomes,
+    owners,
+    waiters,
+)
 from reach.core.effects import EndStream
 from reach.core.peers import Peer
 from reach.core.requests import Request
@@ -108,6 +120,8 @@ def welcome(state: State, peer: Peer, arrival: arrivals.Arrival) -> None:
     )
     peer.welcomed = True
     peer.link.signal(Signal(welcome=message))
+    if state.draining and not arrival.resumed:
+        drains.tell(state, peer)
     state.woken.add(peer)
 
 
@@ -145,6 +159,8 @@ def _back(state: State, peer: Peer) -> None:
     for attachment in peer.attachments.values():
         losses.link_back(state, attachment, resumed=not peer.restarts)
         health.in_sight(state, attachment)
+        health.unsaturate(state, attachment)  # what was overdue may have been acknowledged while the link was down
+        owners.changed(state, attachment)
     _check_at(state, peer, state.now + state.rules.heartbeat_interval_s)
 
 
@@ -216,10 +232,12 @@ def remove(state: State, peer: Peer, why: str, *, said_goodbye: bool = False) ->
         departures.dismiss(state, attachment, why, said_goodbye=said_goodbye)
     waiters.port_gone(state, peer, list(peer.requests.values()), said_goodbye=said_goodbye)
     events.drop_subscriptions(state, peer)
+    confirmed(state, peer.link.confirmed)  # by a frame that was not acted on: seen before, or the one that broke it
     for item in peer.link.outstanding():
         owner, item.owner = item.owner, None
         if isinstance(owner, Request):
             outcomes.keep_unconfirmed(state, owner)
         elif isinstance(owner, Publishing) and item.seq == 0:
             events.never_sent(state, owner, item)
+    peer.link.give_up()
     state.log("info", "link closed", link=peer.link_id, why=why)

@@ -74,8 +74,16 @@ def next_path(parent_path: Iterable[Hop], agent_id: str, message_id: str, sessio
 
 
 def ancestors(path: Iterable[Hop]) -> frozenset[str]:
-    """The message_ids whose handlers wait, directly or not, for what is sent with this parent path."""
-    return frozenset([hop.message_id for hop in path])
+    """The message_ids whose handlers wait, directly or not, for what is sent with this parent path.
+
+    For a detached hop (an event, a request with a reply_topic) nobody before it waits.
+    """
+    waiting: list[str] = []
+    for hop in path:
+        if hop.detached:
+            waiting.clear()
+        waiting.append(hop.message_id)
+    return frozenset(waiting)
 
 
 def would_deadlock(

@@ -6,6 +6,7 @@ carries out what the state asks for (`woken`, `calls`, `effects`).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -18,9 +19,11 @@ from agentreach.wire.names import normalise_env
 from reach.core import (
     admit,
     arrivals,
+    callbacks,
     credit,
     deadlines,
     departures,
+    drains,
     events,
     health,
     heartbeats,
@@ -28,8 +31,12 @@ from reach.core import (
     links,
     owners,
     replies,
+    returning,
     waiters,
+    waiting,
 )
+from reach.core.brought import Returning
+from reach.core.drains import Drain
 from reach.core.lanes import Lane
 from reach.core.peers import Peer
 from reach.core.requests import Attachment, Request, Stage
@@ -64,8 +71,8 @@ def frame(state: State, peer: Peer, received: Frame, spent_ms: int) -> None:
     if signals:
         for signal in signals:
             _signal(state, peer, signal)
-        if peer.closing:
-            return
+            if peer.closing:  # nothing counts after a goodbye: what it asks for would be nobody's, for ever
+                return
         if link.signals_waiting > SIGNALS_WAITING_MAX:
             state.overrun.add(peer)
     envelopes = received.envelopes
@@ -108,22 +115,46 @@ def hang_up(state: State, call: Call, who: Identity) -> None:
 
 
 def tick(state: State) -> None:
-    """Do what is due by `state.now`."""
-    for request in state.wheel.due(state.now):
-        deadlines.on_timer(state, request)
-    for item in state.checks.due(state.now):
-        match item:
-            case Attachment():
-                health.on_timer(state, item)
-            case Peer():
-                links.on_timer(state, item)
-            case Lane():
-                lanes.on_timer(state, item)
-            case Publishing():
-                item.timer = None
-                events.finish(state, item)
+    """Do what is due by `state.now`.
+
+    A fault of ours in one of them is the caller's to log. It costs the others nothing: they are due again at once.
+    """
+    requests = deque(state.wheel.due(state.now))
+    checks = deque(state.checks.due(state.now))
+    try:
+        while requests:
+            deadlines.on_timer(state, requests.popleft())
+        while checks:
+            _check(state, checks.popleft())
+    finally:
+        for request in requests:
+            request.timer = state.wheel.schedule(request, state.now)
+        for item in checks:
+            token = state.checks.schedule(item, state.now)
+            if not isinstance(item, Drain):  # which is never cancelled
+                item.timer = token
+    if len(state.returning.held):
+        returning.expire(state)
     state.replay.expire(state.now)
+    state.dead_letters.expire(state.now)
     state.traces.expire(state.now)
+
+
+def _check(state: State, item: Peer | Attachment | Lane | Publishing | Drain | Returning) -> None:
+    match item:
+        case Attachment():
+            health.on_timer(state, item)
+        case Peer():
+            links.on_timer(state, item)
+        case Lane():
+            lanes.on_timer(state, item)
+        case Publishing():
+            item.timer = None
+            events.finish(state, item)
+        case Returning():
+            returning.on_timer(state, item)
+        case Drain():
+            drains.on_timer(state, item)
 
 
 def next_tick_at(state: State) -> float | None:
@@ -134,14 +165,22 @@ def next_tick_at(state: State) -> float | None:
 
 def finish_step(state: State) -> None:
     """End of a step: part with links that take nothing, let sessions go on whose lane, slot or owner changed."""
+    if state.callbacks.over:
+        callbacks.end_over(state)
     while state.overrun:
         peer = state.overrun.pop()
         if not peer.closing:
             state.stats.slow_consumers += 1
             why = "its outbox is full of what it does not take"
             links.farewell(state, peer, frame_pb2.Goodbye.SLOW_CONSUMER, why)
-    if state.lanes_ready:
-        lanes.drain_ready(state)
+    directory = state.directory
+    while state.lanes_ready or directory.freed or directory.shrunk:
+        if state.lanes_ready:
+            lanes.drain_ready(state)
+        if directory.freed:
+            waiting.serve(state)
+        if directory.shrunk:
+            waiting.recheck(state)
 
 
 # ---- signals ----

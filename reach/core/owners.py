@@ -19,6 +19,7 @@ from reach.core.effects import CreatePin, RefreshPin
 from reach.core.requests import Attachment, Stage
 
 if TYPE_CHECKING:
+    from reach.core.pool import Pool
     from reach.core.state import State
 
 REFRESH_S = 60.0  # a used pin is written again at most so often
@@ -28,20 +29,37 @@ PIN_RETRY_AFTER_MS = 1000
 def ask(state: State, lane: lanes.Lane) -> None:
     """Choose an owner for the lane's head and ask for its pin; without a candidate the head fails."""
     request = lane.waiting[0]
-    envelope = Envelope.FromString(request.data)
-    tenant, env, agent_type, session_id = lane.key
-    envelope.target.agent_type = "" if envelope.target.agent_id else agent_type
-    pool = state.directory.pool_for(envelope.target, tenant, env)
-    agent = balance.choose_owner(pool, session_id)
+    pool = _pool(state, lane)
+    agent = balance.choose_owner(pool, lane.key[3])
     if agent is None:
-        lane.waiting.popleft()
+        lanes.take_head(state, lane)
         request.lane = None
-        settle.fail(state, request, route.nobody(state, pool, request, request.parent))
+        settle.fail(state, request, route.nobody(state, pool, request))
         return
     attachment = agent.link
     assert isinstance(attachment, Attachment)
     lane.pinning = True
     state.effects.append(CreatePin(lane, attachment, lane.epoch))
+
+
+def _pool(state: State, lane: lanes.Lane) -> Pool:
+    """Who could own the session, by its head's target."""
+    envelope = Envelope.FromString(lane.waiting[0].data)
+    tenant, env, agent_type, _ = lane.key
+    envelope.target.agent_type = "" if envelope.target.agent_id else agent_type
+    return state.directory.pool_for(envelope.target, tenant, env)
+
+
+def leaves(state: State, lane: lanes.Lane) -> bool:
+    """The owner drains and no turn of the session runs there: let it go to another owner, if there is one.
+
+    What the old owner knows of it is lost (until sessions move with their state, whose seat this is). True if it goes.
+    """
+    if balance.choose_owner(_pool(state, lane), lane.key[3]) is None:
+        return False  # nobody else: as long as the owner is here, waiting costs less than failing
+    disown(state, lane)
+    lane.broken = True
+    return True
 
 
 def pinned(state: State, lane: lanes.Lane, attachment: Attachment, epoch: int) -> None:
@@ -100,7 +118,7 @@ def not_pinned(state: State, lane: lanes.Lane, why: str) -> None:
         retry_after_ms=PIN_RETRY_AFTER_MS,
     )
     while lane.waiting:
-        request = lane.waiting.popleft()
+        request = lanes.take_head(state, lane)
         request.lane = None
         settle.fail(state, request, error)
     lanes.forget_if_unknown(state, lane)
@@ -147,10 +165,11 @@ def gone(state: State, attachment: Attachment) -> None:
     """An agent is judged dead or has left: its sessions need new owners, and their state is lost."""
     for lane in list(attachment.pinned):
         for request in [each for each in lane.running if each.attachment is attachment]:
-            lane.running.discard(request)
-            request.lane = None
             if request.stage is not Stage.SETTLED:
                 losses.lost(state, request, "it is judged dead and its session goes on without it")
+            if request in lane.running:
+                lane.running.discard(request)
+                request.lane = None
         disown(state, lane)
         lane.broken = True
         state.lanes_ready.append(lane)

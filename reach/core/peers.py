@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from agentreach.wire.limits import OUTBOX_BYTES_HARD_MAX
+from agentreach.wire.limits import OUTBOX_BYTES_HARD_MAX, OUTBOX_BYTES_MAX
 from agentreach.wire.link import Link
 from agentreach.wire.names import normalise_env
 from agentreach.wire.outbox import Item
@@ -55,7 +55,7 @@ class Peer:
 
     def __init__(self, state: State, link_id: str, token: bytes, who: Identity) -> None:
         self.state = state
-        self.link = Link()
+        self.link = Link(state.outboxes)
         self.link_id = link_id
         self.token = token
         self.who = who
@@ -69,8 +69,8 @@ class Peer:
         self.subscriptions: set[Subscription] = set()
         self.event_items: deque[Item] = deque()
         """Events in the outbox, oldest first: what a slow subscriber loses."""
-        self.gaps: dict[str, int] = {}
-        """Events dropped by topic, not yet told."""
+        self.gaps: dict[tuple[str, str], int] = {}
+        """Events dropped by (agent_id, topic), not yet told; the agent_id is empty for the process's caller."""
         self.stream: object = None
         """The current stream, opaque to the core: the engine wakes its outlet."""
         self.connected = True
@@ -101,7 +101,8 @@ class Peer:
         link = self.link
         item = link.put_bytes(reply, state.now, priority)
         state.woken.add(self)
-        if link.waiting_bytes >= OUTBOX_BYTES_HARD_MAX:
+        waiting_bytes = link.waiting_bytes
+        if waiting_bytes >= OUTBOX_BYTES_MAX and (waiting_bytes >= OUTBOX_BYTES_HARD_MAX or state.outboxes.full):
             state.overrun.add(self)
         return item
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
 from reach.core.agents import (
+    BROKEN,
     FULL,
     LEAVING,
     LOST,
@@ -147,6 +148,13 @@ class Pool:
         """Whether some member can be given a request now."""
         return any(self.tiers[number].agents for number in range(USABLE_TIERS))
 
+    def first_usable(self, limit: int) -> list[Agent]:
+        """Up to so many members that can be given a request now, best tier first."""
+        found: list[Agent] = []
+        for number in range(USABLE_TIERS):
+            found += self.tiers[number].agents[: limit - len(found)]
+        return found
+
     @property
     def is_full(self) -> bool:
         """Whether capacity alone is why nobody can be given a request: OVERLOADED, not NO_AGENT_AVAILABLE."""
@@ -159,6 +167,7 @@ class Pool:
             "ready": sizes[READY] + sizes[READY_AVOIDED],
             "degraded": sizes[WEAK] + sizes[WEAK_AVOIDED],
             "full": sizes[FULL],
+            "shut out by a breaker": sizes[BROKEN],
             "draining": sizes[LEAVING],
             "starting": sizes[NOT_STARTED],
             "unreachable": sizes[LOST],

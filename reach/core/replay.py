@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from agentreach.policy.seen import Seen
 from agentreach.v1 import error_pb2
+from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.wire.ids import uuid7_unix_ms
 
 MessageKey = tuple[str, str, str, str]
@@ -118,6 +119,12 @@ class Replay:
             if made_unix_ms is not None and made_unix_ms <= self.forgotten_unix_ms:
                 return _TOO_OLD
         return None
+
+    def reopen(self, key: MessageKey, now: float) -> None:
+        """Let go of a stored failure: an agent that has the message is back, and what it says counts. Results stay."""
+        entry = self._table.get(key, now)
+        if isinstance(entry, Stored) and Envelope.FromString(entry.outcome).HasField("error"):
+            self._table.discard(key)
 
     def expire(self, now: float) -> None:
         """Let go of what is too old. Also done at each `store`."""

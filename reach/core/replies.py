@@ -13,9 +13,10 @@ from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.error_pb2 import Error
 from agentreach.wire.checks import payload_size
 from agentreach.wire.errors import failure
-from reach.core import credit, deadlines, outcomes, settle, writing
+from reach.core import again, breakers, credit, deadlines, outcomes, returning, settle, writing
 from reach.core.peers import Peer
 from reach.core.requests import Request, Stage
+from reach.core.retry import failed_as
 
 if TYPE_CHECKING:
     from reach.core.state import State
@@ -28,6 +29,7 @@ def respond(state: State, peer: Peer, envelope: Envelope) -> None:
     request = _answered(state, peer, envelope)
     if request is None:
         state.stats.duplicates["late"] += 1
+        returning.answered(state, peer, envelope)
         return
     if request.stage is Stage.SETTLED:
         _late(state, request, envelope)
@@ -99,6 +101,9 @@ def _final(state: State, request: Request, envelope: Envelope) -> None:
     if envelope.HasField("error"):
         _refused(state, request, envelope)
         return
+    if request.agent is not None:
+        breakers.answered(state, request.agent, request.delivered_at)
+        request.judged = True
     data = _as_given(state, request, envelope)
     if data is None:
         settle.fail(state, request, _reply_too_large(state, request, envelope))
@@ -124,8 +129,8 @@ def _refused(state: State, request: Request, envelope: Envelope) -> None:
     )
     if error.code == codes.OVERLOADED and error.retry_after_ms:
         state.directory.avoid(agent, state.now + min(AVOID_S_MAX, error.retry_after_ms / 1000))
-    # The seat of retries: whether another attempt follows is decided here from error, profile and budget.
-    settle.fail(state, request, error)
+    if not again.follows(state, request, failed_as(error), error, over=True):
+        settle.fail(state, request, error)
 
 
 def _late(state: State, request: Request, envelope: Envelope) -> None:

@@ -10,6 +10,7 @@ from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
+from agentreach.v1.error_pb2 import Error
 from agentreach.wire.limits import STREAM_CREDIT_INITIAL
 from agentreach.wire.outbox import Item
 from reach.core.writing import recipient_fields
@@ -18,12 +19,15 @@ if TYPE_CHECKING:
     from agentreach.policy.wheel import Token
     from agentreach.v1.peer_pb2 import Lineage
     from reach.core.agents import Agent
+    from reach.core.brought import Held
+    from reach.core.drains import Drain
     from reach.core.lanes import Lane
     from reach.core.peers import Peer
     from reach.core.stats import TypeStats
     from reach.core.trace import Stage as TraceStage
 
 NO_ANCESTORS: frozenset[str] = frozenset()
+NO_AGENTS: frozenset[str] = frozenset()
 NOTES_MAX = 60  # stages of one message besides the usual ones
 
 MessageKey = tuple[str, str, str, str]
@@ -63,7 +67,8 @@ class Stage(Enum):
     """How far a request is; decides what an error says and whether it may have executed."""
 
     ADMITTED = "admitted"
-    QUEUED = "queued"  # in its session's lane
+    QUEUED = "queued"  # in its session's lane, or for a slot of its selector
+    BETWEEN = "between"  # two attempts: one failed, the next has its time
     DELIVERED = "delivered"  # in the outbox of the agent's link or beyond
     SETTLED = "settled"  # answered; the slot waits for the agent to confirm the end
 
@@ -117,6 +122,29 @@ class Request:
     timer: Token | None = None
     lost_at = 0.0
     """When the agent's link was cut under this attempt; 0 while it is up."""
+    # What follows is of those that need more than one attempt, or wait for their first.
+    retriable = True
+    """False where another agent cannot know the answer: the one it is sent to has it."""
+    attempt_until = 0.0
+    """When the time of the current attempt is over; 0: it has all that is left."""
+    retry_at = 0.0
+    """When the next attempt may be made, or the excluded ones are thought of again; 0: nothing is planned."""
+    excluded: frozenset[str]
+    """Agents that failed it."""
+    same_at = 0.0
+    """From when on one of these may get it again; 0: never."""
+    fruitless = 0
+    """How often nobody was there for its next attempt."""
+    ran = False
+    """An earlier attempt may have executed."""
+    judged = False
+    """The breaker of its current agent has been told."""
+    last_error: Error | None = None
+    """What the attempt before ended with."""
+    budgeted: Attachment | None = None
+    """Where the retry budget counts its current attempt."""
+    in_queue = False
+    """It waits for a slot in `State.queue`."""
 
     def __init__(
         self,
@@ -147,6 +175,12 @@ class Request:
         self.idempotent = idempotent
         self.credit = STREAM_CREDIT_INITIAL
         self.ancestors = NO_ANCESTORS
+        self.excluded = NO_AGENTS
+
+    @property
+    def is_settled(self) -> bool:
+        """True once its outcome was told."""
+        return self.stage is Stage.SETTLED
 
     def note(self, name: str, at: float, detail: str = "") -> None:
         """Add a stage to its trace; a peer that repeats itself for ever is not heard for ever."""
@@ -161,6 +195,8 @@ class Attachment:
         "agent",
         "attached_at",
         "attempts",
+        "drain",
+        "held",
         "lanes_waiting",
         "look_at",
         "missed_probes",
@@ -183,6 +219,8 @@ class Attachment:
         self.recipient = recipient_fields(agent.agent_id)
         self.attached_at = now
         self.attempts: dict[int, Request] = {}
+        self.held: dict[str, Held] = {}
+        """By message_id: what it runs for another life of this node, or of this link."""
         self.lanes_waiting: deque[Lane] = deque()
         """Lanes of this owner's sessions that wait for a slot, served in turn."""
         self.pinned: set[Lane] = set()
@@ -198,6 +236,8 @@ class Attachment:
         self.probed_at = 0.0
         self.missed_probes = 0
         self.unreachable_since = 0.0
+        self.drain: Drain | None = None
+        """An operator's order to leave."""
         self.timer: Token | None = None
         self.look_at = 0.0
         """When it is looked after next."""

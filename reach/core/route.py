@@ -1,12 +1,13 @@
 """From an admitted request to an attempt: who could, who should, a slot, and the envelope on the agent's link.
 
 Choosing and reserving are one synchronous step, so two hundred requests submitted at once spread over the instances
-and never exceed a limit. Seats for what a later version adds (breaker, budget, retries, the wait queue) are where the
-comments say so.
+and never exceed a limit. A request for which only a slot is missing waits (`waiting`); an attempt that fails may be
+followed by another (`again`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,21 @@ from agentreach.v1.envelope_pb2 import Envelope, Target
 from agentreach.v1.error_pb2 import Error
 from agentreach.v1.peer_pb2 import Lineage
 from agentreach.wire.errors import failure
-from reach.core import balance, health, loops, sessions, settle, writing
-from reach.core.agents import FULL, Agent
+from reach.core import (
+    balance,
+    breakers,
+    deadletters,
+    deadlines,
+    health,
+    loops,
+    retry,
+    returning,
+    sessions,
+    settle,
+    waiting,
+    writing,
+)
+from reach.core.agents import BROKEN, FULL, Agent
 from reach.core.requests import Attachment, MessageKey, Request, Stage
 
 if TYPE_CHECKING:
@@ -25,7 +39,7 @@ if TYPE_CHECKING:
     from reach.core.state import State
 
 LEAST_ACTIVE, CONSISTENT_HASH = int(pb.LEAST_ACTIVE), int(pb.CONSISTENT_HASH)
-FULL_RETRY_AFTER_MS = 500  # what a caller is told while there is no wait queue to tell a better number
+RAMPING_DRAWS = 4  # how often a choice that falls on a ramping agent and is turned down is made again
 
 
 def route(
@@ -33,7 +47,15 @@ def route(
 ) -> None:
     """Find the agent for a request and hand it over; a session's request goes to its lane first."""
     if parent is not None:
-        request.ancestors = loops.ancestors(parent.path)
+        if not envelope.reply_topic:  # else its sender does not wait for it
+            request.ancestors = loops.ancestors(parent.path)
+        request.parent = parent
+    if state.directory.freed:
+        waiting.serve(state)  # who waits goes before who comes
+    if (not request.fresh or state.now < state.returning.until) and returning.took(
+        state, request, envelope, target, parent
+    ):
+        return
     if envelope.session_id:
         sessions.enter(state, request, envelope, parent)
         return
@@ -43,13 +65,26 @@ def route(
     if agent is None:
         agent = own_slot(state, pool, request)
         if agent is None:
-            settle.fail(state, request, nobody(state, pool, request, parent))
+            _nobody_now(state, request, envelope, pool)
             return
         request.reentrant = True
-    request.routed = _routed(policy, len(pool))
+    request.routed = routed(policy, len(pool))
     attachment = agent.link
     assert isinstance(attachment, Attachment)
     hand_over(state, request, envelope, attachment, parent)
+
+
+def _nobody_now(state: State, request: Request, envelope: Envelope, pool: Pool) -> None:
+    """Nobody can take it at once: it waits if capacity is the reason."""
+    if not pool.tiers[FULL].agents:
+        settle.fail(state, request, nobody(state, pool, request))
+        return
+    fault = _deadlock(state, pool, request) if request.ancestors else None
+    if fault is not None:
+        settle.fail(state, request, fault)
+        return
+    request.agent_type = pool.selector.agent_type or pool.tiers[FULL].agents[0].agent_type
+    waiting.push(state, request, pool, envelope.SerializeToString())
 
 
 def policy_of(state: State, pool: Pool, target: Target) -> int:
@@ -65,20 +100,58 @@ def policy_of(state: State, pool: Pool, target: Target) -> int:
     return policy
 
 
-def choose(state: State, pool: Pool, target: Target, session_id: str, policy: int) -> Agent | None:
-    """One usable agent of the pool by the policy."""
-    return balance.choose(
+def choose(
+    state: State,
+    pool: Pool,
+    target: Target,
+    session_id: str,
+    policy: int,
+    exclude: Collection[str] = frozenset(),
+    readmit: bool = True,
+) -> Agent | None:
+    """One usable agent of the pool by the policy. `exclude` and `readmit` are those of `balance.choose`."""
+    agent = balance.choose(
         pool,
         policy,
         now=state.now,
         rng=state.rng,
         hash_key=(target.hash_key or session_id) if policy == CONSISTENT_HASH else "",
         warm_up_s=state.rules.warm_up_s,
+        exclude=exclude,
+        readmit=readmit,
     )
+    if agent is None or not agent.suspect or breakers.admits(state, agent):
+        return agent
+    return _instead_of(state, pool, target, session_id, policy, exclude, agent)
+
+
+def _instead_of(
+    state: State, pool: Pool, target: Target, session_id: str, policy: int, exclude: Collection[str], ramping: Agent
+) -> Agent:
+    """A choice fell on an agent that gets a part of its share only, and not this one: another, if there is any."""
+    passed = {*exclude, ramping.agent_id}
+    key = (target.hash_key or session_id) if policy == CONSISTENT_HASH else ""
+    for _ in range(RAMPING_DRAWS):
+        other = balance.choose(
+            pool,
+            policy,
+            now=state.now,
+            rng=state.rng,
+            hash_key=key,
+            warm_up_s=state.rules.warm_up_s,
+            exclude=passed,
+            readmit=False,
+        )
+        if other is None:
+            break
+        if not other.suspect or breakers.admits(state, other):
+            return other
+        passed.add(other.agent_id)
+    return ramping  # nobody else could take it
 
 
 @lru_cache(maxsize=4096)
-def _routed(policy: int, candidates: int) -> str:
+def routed(policy: int, candidates: int) -> str:
     """How a request was routed, for its trace."""
     return (
         f"{pb.RoutingPolicy.Name(pb.RoutingPolicy.ValueType(policy))}, {candidates} candidate{'s'[: candidates != 1]}"
@@ -112,17 +185,25 @@ def hand_over(
             kind = "hop_limit" if fault.code == codes.HOP_LIMIT else "loop_detected"
             state.stats.loops[kind] += 1
             state.log("warning", "loop cut", request.trace_id, path=fault.details["path"], kind=kind)
+            deadletters.bury(state, request, fault, envelope.SerializeToString())
             settle.fail(state, request, fault)
             return
     now = state.now
     request.agent = agent
     request.attachment = attachment
     request.agent_type = agent.agent_type
-    request.type_stats = state.stats.began(agent.agent_type)
+    if request.type_stats is None:
+        request.type_stats = state.stats.began(agent.agent_type)
     if not request.reentrant:
         state.directory.reserve(agent)
         request.holds_slot = True
     attachment.attempts[request.number] = request
+    if request.attempt:
+        state.stats.retries += 1
+        state.budget.began(attachment)
+        request.budgeted = attachment
+    else:
+        state.budget.requested(agent.agent_type, now)
     request.attempt += 1
     request.data = data = writing.delivered(state, request, envelope, attachment.recipient, parent)
     if len(data) > writing.CONTROL_BYTES_MAX and len(data) > state.rules.payload_bytes_max + writing.CONTROL_BYTES_MAX:
@@ -130,6 +211,10 @@ def hand_over(
         return
     request.stage = Stage.DELIVERED
     request.delivered_at = now
+    if agent.suspect:
+        breakers.began(state, agent)
+    if request.idempotent:
+        _limit_attempt(state, request, envelope)
     peer = attachment.peer
     link = peer.link
     request.item = link.put_bytes(data, now, request.priority)
@@ -141,33 +226,48 @@ def hand_over(
         state.directory.changed(agent)
 
 
-def nobody(state: State, pool: Pool, request: Request, parent: Lineage | None) -> Error:
-    """Why no agent of the pool can take the request: nothing matches, nothing usable, or all are full."""
+def _limit_attempt(state: State, request: Request, envelope: Envelope) -> None:
+    """An attempt that may be followed by another has a part of the time left."""
+    left_s = request.deadline - state.now
+    pinned = request.lane is not None
+    limit_s = retry.attempt_timeout_s(int(envelope.profile), request.attempt, left_s, idempotent=True, pinned=pinned)
+    if limit_s < left_s:
+        request.attempt_until = state.now + limit_s
+        deadlines.reschedule(state, request)
+
+
+def _deadlock(state: State, pool: Pool, request: Request) -> Error | None:
+    """The slots it would wait for are held by its own callers, or by those who wait as it would."""
+    full = pool.tiers[FULL].agents
+    if request.parent is None or not all(agent.max_concurrency and not agent.saturated for agent in full):
+        return None
+    holders = [held.message_id for agent in full for held in _attempts(agent)]
+    queued = [held.ancestors for held in state.queue.waiting(pool.selector)]
+    if not loops.would_deadlock(request.ancestors, holders, queued):
+        return None
+    state.stats.loops["would_deadlock"] += 1
+    return loops.deadlock(request.parent.path, str(pool.selector), "every slot")
+
+
+def nobody(state: State, pool: Pool, request: Request) -> Error:
+    """Why no agent of the pool can take the request: nothing matches, all broke, or nothing is usable."""
     selector = pool.selector
     if not len(pool):
         return failure(codes.NO_ROUTE, f"no agent matches {selector}{_and(state.directory.hint(selector))}")
-    full = pool.tiers[FULL].agents
-    if full:
-        # The seat of the wait queue: a request for which capacity alone is missing will wait here.
-        if request.ancestors and parent is not None:
-            holders = [held.message_id for agent in full for held in _attempts(agent)]
-            limited = all(agent.max_concurrency and not agent.saturated for agent in full)
-            if limited and loops.would_deadlock(request.ancestors, holders):
-                state.stats.loops["would_deadlock"] += 1
-                return loops.deadlock(parent.path, str(selector), "every slot")
-        behind = sum(agent.saturated for agent in full)
-        why = f"; {behind} of them take nothing more or have not acknowledged a delivery" if behind else ""
-        return failure(
-            codes.OVERLOADED,
-            f"all {len(full)} usable agents matching {selector} are full ({pool.why_unusable()}{why}); try later",
-            retry_after_ms=FULL_RETRY_AFTER_MS,
-            details=_counts(pool),
-        )
+    broken = pool.tiers[BROKEN].agents
+    if broken:
+        return breakers.all_open(str(selector), broken, _counts(pool), state.now)
     return failure(
         codes.NO_AGENT_AVAILABLE,
         f"{len(pool)} agents match {selector} and none is usable: {pool.why_unusable()}",
         details=_counts(pool),
     )
+
+
+def attachment_of(agent: Agent) -> Attachment:
+    """The agent on its link."""
+    assert isinstance(agent.link, Attachment)
+    return agent.link
 
 
 def _oversize(state: State, size: int) -> Error:

@@ -30,6 +30,10 @@ class Rules:
     idle_timeout_s: float = 30.0
     session_ttl_s: float = 1800.0
     lane_max: int = 100
+    queue_max: int = 10_000
+    queue_selector_max: int = 1_000
+    queue_bytes_max: int = 32 << 20
+    """Also bounds what waits in lanes."""
     sessions_max: int = 100_000
     owner_lost_s: float = 30.0
     """A session's owner that is UNREACHABLE for so long is judged dead."""
@@ -38,11 +42,16 @@ class Rules:
     replay_s: float = 300.0
     replay_entries_max: int = 100_000
     replay_bytes_max: int = 64 << 20
+    dead_letters_max: int = 1_000
+    dead_letters_bytes_max: int = 16 << 20
+    dead_letters_s: float = 86_400.0
     trace_recent_max: int = 50_000
     trace_kept_max: int = 10_000
     trace_kept_s: float = 900.0
     slow_request_s: float = 10.0
+    drain_timeout_s: float = 55.0
     requests_in_flight_max: int = 50_000
+    outboxes_bytes_max: int = 256 << 20
     links_max: int = 10_000
     agents_max: int = 20_000
     agents_per_link_max: int = 1_000

@@ -14,7 +14,7 @@ from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.error_pb2 import Error
 from agentreach.wire.errors import failure
 from reach.core import lanes, loops, owners, route, settle
-from reach.core.requests import Request, Stage
+from reach.core.requests import Request
 
 if TYPE_CHECKING:
     from agentreach.v1.peer_pb2 import Lineage
@@ -29,7 +29,7 @@ def enter(state: State, request: Request, envelope: Envelope, parent: Lineage | 
     pool = state.directory.pool_for(target, tenant, env)
     agent_type = target.agent_type.lower() or type_of(state, pool, session_id, target.agent_id)
     if not agent_type:
-        settle.fail(state, request, route.nobody(state, pool, request, parent))
+        settle.fail(state, request, route.nobody(state, pool, request))
         return
     lane = lanes.lane_of(state, (tenant, env, agent_type, session_id))
     if lane is None:
@@ -47,10 +47,11 @@ def enter(state: State, request: Request, envelope: Envelope, parent: Lineage | 
     if request.reentrant and lane.owner is not None:
         lanes.start(state, lane, request, envelope)
         return
-    request.lane = lane
-    request.stage = Stage.QUEUED
     request.data = envelope.SerializeToString()
-    lane.waiting.append(request)
+    if state.queue.bytes_held + len(request.data) > state.rules.queue_bytes_max:
+        settle.fail(state, request, _no_bytes(state))
+        return
+    lanes.put(state, lane, request)
     request.note("queued", state.now, f"session lane, {len(lane.waiting)} waiting")
     lanes.advance(state, lane)
 
@@ -100,6 +101,14 @@ def _refusal(state: State, lane: lanes.Lane, pool: Pool, request: Request, paren
         return None
     state.stats.loops["would_deadlock"] += 1
     return loops.deadlock(parent.path, str(pool.selector), what)
+
+
+def _no_bytes(state: State) -> Error:
+    return failure(
+        codes.OVERLOADED,
+        f"what waits on node {state.rules.node_id} holds {state.queue.bytes_held} bytes, its limit; try again later",
+        retry_after_ms=owners.PIN_RETRY_AFTER_MS,
+    )
 
 
 def _too_many(state: State) -> Error:

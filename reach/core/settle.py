@@ -13,7 +13,7 @@ from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.error_pb2 import Error
-from reach.core import health, lanes, outcomes, replay, waiters
+from reach.core import again, breakers, deadletters, health, lanes, outcomes, replay, waiters, waiting
 from reach.core.requests import Attachment, Request, Stage
 from reach.core.trace import Journey, Traced, put_journey
 
@@ -43,6 +43,10 @@ def give_up(state: State, request: Request, error: Error) -> None:
 def answer_error(state: State, request: Request, error: Error) -> None:
     """Give an error to all who wait; what the request holds is still held."""
     error.attempts = max(error.attempts, request.attempt)
+    if request.ran:
+        error.may_have_executed = True
+    if request.attempt > 1 and error.code != codes.CANCELLED and again.profile_of(request) == pb.TASK:
+        deadletters.bury(state, request, error)
     if request.items:
         error.details["items"] = str(request.items)
     reply = error_reply(error, request.message_id, request.trace_id)
@@ -174,6 +178,7 @@ def _let_go(state: State, request: Request) -> None:
         return
     peer.link.withdraw(item)  # sent or not: after a cut it must not come again
     tell_cancelled(state, request, attachment)
+    outcomes.shrink(request)
     request.timer = state.wheel.schedule(request, state.now + state.rules.cancel_grace_s)
 
 
@@ -203,13 +208,37 @@ def release(state: State, request: Request) -> None:
     if request.timer is not None:
         state.wheel.cancel(request.timer, request)
         request.timer = None
-    attachment = request.attachment
-    if attachment is not None:
-        attachment.attempts.pop(request.number, None)
-        if request.holds_slot:
-            request.holds_slot = False
-            state.directory.release(attachment.agent)
-        if attachment.lanes_waiting:
-            lanes.next_in_turn(state, attachment)
+    if request.attachment is not None:
+        give_back(state, request)
+    if request.in_queue:
+        waiting.leave(state, request)
     if request.lane is not None:
         lanes.leave(state, request)
+
+
+def give_back(state: State, request: Request) -> None:
+    """End the request's current attempt: its agent is done with it, or gone."""
+    attachment = request.attachment
+    assert attachment is not None
+    attachment.attempts.pop(request.number, None)
+    agent = attachment.agent
+    if request.holds_slot:
+        request.holds_slot = False
+        state.directory.release(agent)
+    if request.budgeted is not None:
+        state.budget.ended(request.budgeted)
+        request.budgeted = None
+    if agent.suspect and not request.judged:
+        breakers.ended_unjudged(state, agent, request.delivered_at)
+    if attachment.lanes_waiting:
+        lanes.next_in_turn(state, attachment)
+    if request.stage is not Stage.SETTLED:
+        clear_attempt(request)
+
+
+def clear_attempt(request: Request) -> None:
+    """Forget the attempt in the request, which goes on without it."""
+    request.attachment = request.item = None
+    request.reentrant = request.started = request.judged = False
+    request.lost_at = request.attempt_until = 0.0
+    request.queue_us = request.handler_us = 0

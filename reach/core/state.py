@@ -7,10 +7,16 @@ health. They run synchronously, a whole frame at a time, and leave what must hap
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Protocol
 
 from agentreach.policy.wheel import TimerWheel
+from agentreach.wire.outbox import Shared
+from reach.core.breaker import Breaker
+from reach.core.brought import Returning
+from reach.core.budget import RetryBudget
+from reach.core.callback_book import CallbackBook
+from reach.core.dead_letter_book import DeadLetterBook
 from reach.core.directory import Directory
 from reach.core.effects import Effect, LogLine
 from reach.core.lineage import LineageKeys
@@ -21,10 +27,12 @@ from reach.core.selector import Aliases
 from reach.core.stats import Stats
 from reach.core.topics import Topics
 from reach.core.trace import TraceBook
+from reach.core.waitqueue import WaitQueues
 from reach.core.writing import origin_fields
 
 if TYPE_CHECKING:
     from reach.core.calls import Call
+    from reach.core.drains import Drain
     from reach.core.lanes import Lane, LaneKey
     from reach.core.peers import Peer
     from reach.core.ports import Identity
@@ -67,8 +75,7 @@ class State:
         self.secrets = secrets or rng
         """Where resume tokens come from. What `rng` draws is shown to everybody (trace_ids), and its state can be told
         from that; a node gives the system's randomness here."""
-        self.nonce = nonce
-        """8 random bytes of this start of the node: entries of another start are nobody's."""
+        self.nonce = nonce  # 8 random bytes of this start of the node: entries of another start are nobody's
         self.lineage = lineage
         self.loop_limits = LoopLimits(rules.max_hops, rules.max_repeats)
         self.now = now
@@ -76,34 +83,34 @@ class State:
         """Added to `now`: a wall clock that does not jump while the node runs."""
         self.directory = Directory(Aliases(rules.aliases))
         self.stats = Stats()
-        self.traces = TraceBook(
-            recent_max=rules.trace_recent_max,
-            kept_max=rules.trace_kept_max,
-            kept_s=rules.trace_kept_s,
-            slow_s=rules.slow_request_s,
-        )
-        self.replay = Replay(
-            age_s=rules.replay_s,
-            entries_max=rules.replay_entries_max,
-            bytes_max=rules.replay_bytes_max,
-            unix_offset_s=unix - now,
-        )
+        self.traces = _traces(rules)
+        self.replay = _replay(rules, self.unix_offset)
+        self.callbacks = CallbackBook(age_s=rules.replay_s, entries_max=rules.replay_entries_max)
+        self.dead_letters = _dead_letters(rules, self.stats)
         self.origins: dict[tuple[str, str, str], tuple[bytes, bytes]] = {}
         """By (tenant, principal, env): what `writing` puts into every delivery of theirs."""
         self.wheel: TimerWheel[Request] = TimerWheel()
-        self.checks: TimerWheel[Peer | Attachment | Lane | Publishing] = TimerWheel(tick_s=0.05)
+        self.checks: TimerWheel[Peer | Attachment | Lane | Publishing | Drain | Returning] = TimerWheel(tick_s=0.05)
         self.requests: dict[int, Request] = {}
         self.by_key: dict[MessageKey, Request] = {}
-        self.unsettled = 0
-        """Requests in flight: those in `requests` that are not settled."""
+        self.unsettled = 0  # requests in flight: those in `requests` that are not settled
         self.next_number = 1
+        self.outboxes = Shared(rules.outboxes_bytes_max)
+        """What all links hold together."""
         self.peers: dict[str, Peer] = {}
         self.tokens: dict[bytes, Peer] = {}
         self.lanes: dict[LaneKey, Lane] = {}
         self.lanes_ready: deque[Lane] = deque()
         self.topics = Topics()
+        self.budget = RetryBudget()
+        self.queue = _queue(rules)
+        self.breakers_left: OrderedDict[tuple[str, str, str, bytes], Breaker] = OrderedDict()
+        """By (tenant, env, agent_id, incarnation): of agents that left while theirs was not at rest."""
+        self.returning = Returning(now, unix, rules.resume_window_s)
         self._failures_in = self._failures = 0
         self.draining = False
+        self.leaves_at = 0.0
+        """When a draining node ends what then still runs."""
         self.arriving: dict[tuple[str, str, str], tuple[Identity, int]] = {}
         """By (tenant, env, agent_id): whose registrations the store has not answered yet, and how many."""
         self.overrun: set[Peer] = set()
@@ -137,3 +144,36 @@ class State:
     def log(self, level: str, event: str, trace_id: str = "", **fields: object) -> None:
         """Ask for a log line."""
         self.effects.append(LogLine(level, event, trace_id, fields))
+
+
+def _traces(rules: Rules) -> TraceBook:
+    return TraceBook(
+        recent_max=rules.trace_recent_max,
+        kept_max=rules.trace_kept_max,
+        kept_s=rules.trace_kept_s,
+        slow_s=rules.slow_request_s,
+    )
+
+
+def _replay(rules: Rules, unix_offset_s: float) -> Replay:
+    return Replay(
+        age_s=rules.replay_s,
+        entries_max=rules.replay_entries_max,
+        bytes_max=rules.replay_bytes_max,
+        unix_offset_s=unix_offset_s,
+    )
+
+
+def _dead_letters(rules: Rules, stats: Stats) -> DeadLetterBook:
+    return DeadLetterBook(
+        entries_max=rules.dead_letters_max,
+        bytes_max=rules.dead_letters_bytes_max,
+        age_s=rules.dead_letters_s,
+        counts=stats.dead_letters,
+    )
+
+
+def _queue(rules: Rules) -> WaitQueues[Request]:
+    return WaitQueues(
+        entries_max=rules.queue_max, selector_max=rules.queue_selector_max, bytes_max=rules.queue_bytes_max
+    )

@@ -24,6 +24,8 @@ receipt to outcome. The second and third go by the agent's `timing`."""
 
 LOOP_KINDS = ("hop_limit", "loop_detected", "would_deadlock")
 DUPLICATE_KINDS = ("joined", "replayed", "conflict", "late")
+CALLBACK_KINDS = ("accepted", "published", "unheard")
+DEAD_LETTER_KINDS = ("kept", "dropped", "expired", "redriven")
 
 TYPES_MAX = 1_000  # of agent types with numbers of their own; each may cost some 80 series
 
@@ -70,6 +72,8 @@ class Stats:
         "_types",
         "_types_max",
         "_unknown",
+        "callbacks",
+        "dead_letters",
         "duplicates",
         "events_delivered",
         "events_dropped",
@@ -98,6 +102,8 @@ class Stats:
         self.events_dropped = 0
         self.loops = dict.fromkeys(LOOP_KINDS, 0)
         self.duplicates = dict.fromkeys(DUPLICATE_KINDS, 0)
+        self.callbacks = dict.fromkeys(CALLBACK_KINDS, 0)
+        self.dead_letters = dict.fromkeys(DEAD_LETTER_KINDS, 0)
 
     def register(self, agent_type: str) -> None:
         """An agent of this type is here: count it under its own name from now on, if there is room."""

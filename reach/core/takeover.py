@@ -14,7 +14,7 @@ from agentreach.v1 import frame_pb2 as pb
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.frame_pb2 import Signal
 from agentreach.wire.errors import failure
-from reach.core import arrivals, credit, departures, events, health, losses, owners, settle
+from reach.core import arrivals, breakers, credit, departures, events, health, losses, owners, settle
 from reach.core.agents import Agent
 from reach.core.peers import Peer
 from reach.core.requests import Attachment, Request, Stage
@@ -43,6 +43,7 @@ def let_in(state: State, peer: Peer, each: arrivals.Attaching) -> None:
             agent.link = attachment
             state.directory.add(agent)
             state.stats.register(agent.agent_type)
+            breakers.came(state, agent)
             health.begin(state, attachment)
             state.log("info", "agent attached", agent=agent.agent_id, env=agent.env, version=agent.version)
         each.attachment = attachment
@@ -64,6 +65,10 @@ def _replace_record(state: State, former: Agent, agent: Agent) -> Attachment:
         "registered_at",
         "recent_failures",
         "avoid_until",
+        "breaker",
+        "latency",
+        "suspect",
+        "shut",
     ):
         setattr(agent, name, getattr(former, name))
     agent.link = attachment

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.error_pb2 import Error
 from agentreach.wire.errors import failure
-from reach.core import credit, deadlines, settle
+from reach.core import callbacks, credit, deadlines, settle
 from reach.core.peers import Peer
 from reach.core.requests import MessageKey, Port, Request, Stage, Waiter
 
@@ -21,10 +21,15 @@ if TYPE_CHECKING:
 def cancel(state: State, port: Port, key: MessageKey) -> None:
     """The caller behind `port` no longer wants the answer. Somebody else's request is not its to cancel."""
     request = state.by_key.get(key)
-    waiter = next((w for w in request.waiters if w.port is port), None) if request is not None else None
-    if request is None or waiter is None:
+    if request is None:
         return
-    error = failure(codes.CANCELLED, "the caller cancelled the request", retryable=False)
+    mine = [waiter for waiter in request.waiters if waiter.port is port] or callbacks.all_of(request)
+    for waiter in mine:
+        leave(state, request, waiter, failure(codes.CANCELLED, "the caller cancelled the request", retryable=False))
+
+
+def leave(state: State, request: Request, waiter: Waiter, error: Error) -> None:
+    """End one wait for a request; the last one's end is the request's."""
     if len(request.waiters) > 1:
         withdraw(state, request, waiter, error)
         deadlines.reschedule(state, request)

@@ -85,6 +85,10 @@ class WaitQueues(Generic[T]):
         """Queues that are not empty."""
         return len(self._queues)
 
+    def keys_now(self) -> list[QueueKey]:
+        """Selector and exclusions of every queue that is not empty."""
+        return list(self._queues)
+
     def size(self, selector: Selector, without: frozenset[str] = frozenset()) -> int:
         """How many wait for a selector."""
         queue = self._queues.get((selector, without))

@@ -44,7 +44,9 @@ _TYPE, _SOURCE, _RECIPIENT, _ENTRY, _TRACE, _LINEAGE, _TIMEOUT, _ATTEMPT, _FRESH
 _EPOCH, _TENANT, _PRINCIPAL, _CORRELATION, _SESSION_EVENT, _SEQUENCE = _keys(
     Envelope.DESCRIPTOR, "epoch tenant principal correlation_id session_event sequence"
 )
-_HOP_AGENT, _HOP_MESSAGE, _HOP_SESSION, _HOP_DEDUP = _keys(Hop.DESCRIPTOR, "agent_id message_id session_id dedup_key")
+_HOP_AGENT, _HOP_MESSAGE, _HOP_SESSION, _HOP_DEDUP, _HOP_DETACHED = _keys(
+    Hop.DESCRIPTOR, "agent_id message_id session_id dedup_key detached"
+)
 _L_MESSAGE, _L_TRACE, _L_PATH, _L_HOPS, _L_DEADLINE, _L_VALID, _L_TENANT, _L_PRINCIPAL, _L_ENV = _keys(
     Lineage.DESCRIPTOR, "message_id trace_id path hop_count deadline_unix_ms valid_until_unix_ms tenant principal env"
 )
@@ -93,11 +95,12 @@ def delivered(
     trace_id = sized(request.trace_id.encode())
     key = request.key
     origin = state.origins.get((key[0], key[1], key[2])) or state.origin(key)
-    session_id, dedup_key = envelope.session_id, envelope.dedup_key
-    if session_id or dedup_key:
-        hop = sized(
-            recipient[1] + _HOP_MESSAGE + message_id + text(_HOP_SESSION, session_id) + text(_HOP_DEDUP, dedup_key)
+    session_id, dedup_key, detached = envelope.session_id, envelope.dedup_key, envelope.reply_topic
+    if session_id or dedup_key or detached:
+        more = (
+            text(_HOP_SESSION, session_id) + text(_HOP_DEDUP, dedup_key) + (_HOP_DETACHED + _YES if detached else b"")
         )
+        hop = sized(recipient[1] + _HOP_MESSAGE + message_id + more)
     else:
         hop = sized(recipient[1] + _HOP_MESSAGE + message_id)
     if parent is None:
@@ -133,7 +136,7 @@ def _longer_path(parent: Lineage, hop: bytes) -> tuple[bytes, bytes]:
 
 def _attempt(request: Request) -> bytes:
     """type, attempt, fresh, and the key of the timeout that follows."""
-    return b"".join((_REQUEST, _ATTEMPT, varint(request.attempt), _FRESH, _YES if request.fresh else _NO, _TIMEOUT))
+    return b"".join((_REQUEST, _ATTEMPT, varint(request.attempt), _FRESH, _NO, _TIMEOUT))
 
 
 def sized(data: bytes) -> bytes:

@@ -26,6 +26,7 @@ from reach.adapters.grpc_server.server import GrpcServer
 from reach.adapters.http_server import HttpServer
 from reach.adapters.memory_store import MemoryStore
 from reach.adapters.metrics import make_registry, render
+from reach.core import returning
 from reach.core.lineage import LineageKeys
 from reach.core.rules import Rules
 from reach.core.state import State
@@ -112,11 +113,13 @@ async def running(config: Config) -> AsyncIterator[Node]:
             record.http_address = node.http_address = http.address
         await registrar.start()
         engine.starting = False
+        with engine.step() as state:
+            returning.opened(state)
         duties = asyncio.create_task(registrar.run(), name="registrar")
         duties.add_done_callback(lambda task: _duty_ended(task, node.broken))
         yield node
         server.set_serving(False)
-        await engine.drain(config.drain_timeout_s)
+        await engine.drain(_leave_within_s(engine, config))
     finally:
         if duties is not None:
             duties.cancel()
@@ -162,7 +165,7 @@ async def make_store(config: Config) -> Store:
 
 
 async def run_node(config: Config) -> int:
-    """Serve until SIGTERM or SIGINT, drain, and give the exit code. A second signal ends the process at once.
+    """Serve until SIGTERM, SIGINT or `DrainNode`, drain, and give the exit code. A second signal ends it at once.
 
     A signal before the node is ready ends the start. 2: it cannot start as configured (one line says why); 1: a duty
     of the node failed while it ran.
@@ -196,12 +199,22 @@ async def _serve(config: Config, stop: asyncio.Event) -> int:
             return 0
         node = start.result()
         log.info("ready", node=config.node_id, grpc=node.grpc_address, http=node.http_address, version=VERSION)
-        broken = asyncio.create_task(node.broken.wait(), name="broken")
-        await _first(broken, stop)
-        broken.cancel()
-        log.info("stopping: no new requests, running ones may end", limit_s=config.drain_timeout_s)
+        ends = [
+            asyncio.create_task(wait(), name=name)
+            for name, wait in (("broken", node.broken.wait), ("leaving", node.engine.leaving.wait), ("stop", stop.wait))
+        ]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            end.cancel()
+        limit_s = _leave_within_s(node.engine, config)
+        log.info("stopping: no new requests, running ones may end", limit_s=limit_s)
     log.info("stopped", node=config.node_id)
     return 1 if node.broken.is_set() else 0
+
+
+def _leave_within_s(engine: Engine, config: Config) -> float:
+    """How long what runs may take when the node leaves: as ordered, else as configured."""
+    return config.drain_timeout_s if engine.leave_within_s is None else engine.leave_within_s
 
 
 async def _first(task: asyncio.Task[Any], stop: asyncio.Event) -> bool:

@@ -13,14 +13,14 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 import structlog
 
 from agentreach.aio.clock import StallWatch, boot_time
+from agentreach.v1 import admin_pb2 as admin
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.frame_pb2 import Goodbye
 from agentreach.v1.mesh_pb2 import PublishReply
 from agentreach.wire import limits
-from agentreach.wire.errors import failure
-from agentreach.wire.payload import Form, PayloadError, decode, encode
-from reach.core import arrivals, credit, departures, events, links, mesh, owners, takeover
+from agentreach.wire.payload import Form
+from reach.core import arrivals, credit, departures, drains, events, gathered, links, mesh, owners, redriving, takeover
 from reach.core.agents import Agent
 from reach.core.calls import Call
 from reach.core.effects import CreatePin, DeregisterAgent, Effect, EndStream, LogLine, RefreshPin, RegisterAgents
@@ -30,17 +30,18 @@ from reach.core.profiles import whole_timeout_ms
 from reach.core.requests import Attachment
 from reach.core.state import State
 from reach.core.store import StoreUnavailable
+from reach.node.operations import Operations
 from reach.node.pins import PinBook
-from reach.node.queries import Queries
 from reach.node.registrar import Registrar
 from reach.node.streams import Stream
 
 log = structlog.get_logger("reach")
 
 _RPC_MARGIN_S = 0.05  # our precise answer must be there before the RPC's own deadline ends the call without one
+_INSTEAD = "use InvokeStream"
 
 
-class Engine(Queries):
+class Engine(Operations):
     """One node at work; implements `reach.core.ports.Switchboard`. Make it inside a running event loop."""
 
     def __init__(self, state: State, *, hello_timeout_s: float = limits.HELLO_TIMEOUT_S) -> None:
@@ -152,11 +153,17 @@ class Engine(Queries):
             arrivals.registered(state, peer, arrival)
 
     async def _create_pin(self, effect: CreatePin) -> None:
+        why = "a fault of this node; see its log"
+        holder = None
         try:
             holder = await self._pins.create(effect)
         except StoreUnavailable as error:
-            with self.step() as state:
-                owners.not_pinned(state, effect.lane, str(error))
+            why = str(error)
+        finally:
+            if holder is None:  # whatever happened: nobody may wait for a pin that is not being made
+                with self.step() as state:
+                    owners.not_pinned(state, effect.lane, why)
+        if holder is None:
             return
         with self.step() as state:
             if holder.made:
@@ -199,7 +206,8 @@ class Engine(Queries):
                     items.append(reply)
                 size += reply.ByteSize()
                 if size > self._state.rules.payload_bytes_max:
-                    raise MeshFailure(_list_too_large(len(items), self._state.rules.payload_bytes_max), reply.trace_id)
+                    bound = self._state.rules.payload_bytes_max
+                    raise MeshFailure(gathered.too_large(len(items), bound, _INSTEAD), reply.trace_id)
         return _as_list(items, reply, Form.JSON if json_form else Form.BODY)
 
     async def invoke_stream(
@@ -260,12 +268,29 @@ class Engine(Queries):
             raise MeshFailure(reply.error, reply.trace_id)
         return events.counts_of(reply)
 
+    # ---- dead letters ----
+
+    def list_dead_letters(self, request: admin.ListDeadLettersRequest, who: Identity) -> admin.ListDeadLettersReply:
+        """The requests that this node gave up and keeps, without their payloads."""
+        with self.step() as state:
+            return redriving.listed(state, who, request)
+
+    def redrive_dead_letter(
+        self, request: admin.RedriveDeadLetterRequest, who: Identity
+    ) -> admin.RedriveDeadLetterReply:
+        """Send one of them once more; answers when it is taken in, and raises `MeshFailure` if it is not."""
+        with self.step() as state:
+            made = redriving.redrive(state, who, request)
+        if isinstance(made, codes.Error):
+            raise MeshFailure(made)
+        return admin.RedriveDeadLetterReply(message_id=made.message_id, trace_id=made.trace_id)
+
     # ---- ending ----
 
     async def drain(self, timeout_s: float) -> None:
         """Take no new requests, let what runs end, then say goodbye to every link."""
         with self.step() as state:
-            state.draining = True
+            drains.node(state, timeout_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._settled.wait()
@@ -298,8 +323,8 @@ def _log_line(level: str, event: str, trace_id: str, fields: dict[str, object]) 
 
 
 def _bound(envelope: Envelope, deadline_s: float | None) -> None:
-    """Let the RPC's own deadline bound the request's time."""
-    if deadline_s is None or not (envelope.timeout_ms or envelope.profile in range(1, 6)):
+    """Let the RPC's own deadline bound the request's time, unless the request outlives the RPC on purpose."""
+    if deadline_s is None or envelope.reply_topic or not (envelope.timeout_ms or envelope.profile in range(1, 6)):
         return
     left_ms = max(limits.TIMEOUT_MS_MIN, int((deadline_s - min(_RPC_MARGIN_S, deadline_s / 10)) * 1000))
     if left_ms < whole_timeout_ms(envelope.timeout_ms, envelope.profile):
@@ -314,24 +339,7 @@ def _clean(reply: Envelope) -> Envelope:
 
 def _as_list(items: list[Envelope], last: Envelope, form: Form) -> Envelope:
     """A streamed reply as one: its items as a JSON list."""
-    try:
-        values = [decode(item.payload) for item in items]
-        if any(isinstance(value, bytes) for value in values):
-            raise PayloadError("an item is bytes, which a JSON list cannot hold")
-        last.payload.CopyFrom(encode(values, form))
-    except PayloadError as error:
-        raise MeshFailure(
-            failure(codes.REJECTED, f"the agent streams its reply and {error}; use InvokeStream"), last.trace_id
-        ) from error
-    last.ClearField("sequence")
-    last.ClearField("more")
+    fault = gathered.as_list(items, last, form, _INSTEAD)
+    if fault is not None:
+        raise MeshFailure(fault, last.trace_id)
     return _clean(last)
-
-
-def _list_too_large(items: int, bound: int) -> codes.Error:
-    return failure(
-        codes.PAYLOAD_TOO_LARGE,
-        f"the agent streams its reply; after {items} items it is larger than {bound} bytes; use InvokeStream",
-        may_have_executed=True,
-        details={"items": str(items)},
-    )

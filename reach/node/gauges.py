@@ -6,7 +6,7 @@ from collections import Counter
 
 from agentreach.aio.clock import boot_time
 from agentreach.v1.registry_pb2 import AgentStatus
-from reach.adapters.metrics import Gauges
+from reach.adapters.metrics import BREAKER_STATES, Gauges
 from reach.core.requests import Attachment
 from reach.core.stats import Stats
 from reach.node.engine import Engine
@@ -25,19 +25,30 @@ class NodeGauges:
         return self._engine.state.stats
 
     def gauges(self) -> Gauges:
-        state = self._engine.state
+        state, now = self._engine.state, boot_time()
         agents: Counter[tuple[str, str]] = Counter()
         outboxes: Counter[str] = Counter()
+        breakers: dict[str, str] = {}
         for agent in state.directory:
             agents[agent.agent_type, STATUS_NAMES.get(agent.status, "UNKNOWN")] += 1
+            if agent.breaker is not None:
+                breakers[agent.agent_id] = _worse(agent.breaker.state(now).value, breakers.get(agent.agent_id))
             if isinstance(agent.link, Attachment):
                 outboxes[agent.agent_id] += agent.link.peer.link.waiting
-        queued = [lane.waiting[0].received for lane in state.lanes.values() if lane.waiting]
+        waiting = [lane for lane in state.lanes.values() if lane.waiting]
+        oldest_s = max([now - lane.waiting[0].received for lane in waiting], default=0.0)
         return Gauges(
             agents=agents,
-            queue_depth=sum(len(lane.waiting) for lane in state.lanes.values()),
-            queue_oldest_s=boot_time() - min(queued) if queued else 0.0,
+            dead_letters=len(state.dead_letters),
+            queue_depth=sum(len(lane.waiting) for lane in waiting) + len(state.queue),
+            queue_oldest_s=max(oldest_s, state.queue.oldest_s(now)),
             outbox_envelopes=outboxes,
+            breakers=breakers,
             registry_age_s=self._engine.registry_age(),
             leader=True,
         )
+
+
+def _worse(state: str, other: str | None) -> str:
+    """Of two agents of one name, in two environments, the one that gets less is shown."""
+    return state if other is None or BREAKER_STATES[state] >= BREAKER_STATES[other] else other

@@ -220,6 +220,20 @@ class Config:
         "bursts of one conversation are refused", "one conversation fills the node's memory",
     )  # fmt: skip
 
+    # The wait for a slot
+    queue_max: int = _number(
+        10_000, "", 0, 1_000_000, "Requests that may wait for a free slot; beyond, OVERLOADED.",
+        "bursts are refused that would have been served", "memory, and answers that come too late to matter",
+    )  # fmt: skip
+    queue_selector_max: int = _number(
+        1_000, "", 0, 1_000_000, "The same for one selector.",
+        "bursts are refused that would have been served", "one busy type takes the whole queue",
+    )  # fmt: skip
+    queue_bytes_max: int = _number(
+        32 << 20, "bytes", 0, 16 << 30, "Bytes of all that waits, in sessions' lanes too; beyond, OVERLOADED.",
+        "bursts of large messages are refused", "memory",
+    )  # fmt: skip
+
     # Once means once
     replay_s: float = _number(
         300.0, "s", 0, 86_400, "How long an outcome is kept for copies of its message.",
@@ -230,6 +244,20 @@ class Config:
     )  # fmt: skip
     replay_bytes_max: int = _number(
         64 << 20, "bytes", 0, 16 << 30, "Bytes of outcomes kept.", "copies under load find nothing", "memory",
+    )  # fmt: skip
+
+    # Dead letters
+    dead_letters_max: int = _number(
+        1_000, "", 0, 1_000_000, "Requests that the mesh gave up kept for `reach dead`; 0: none.",
+        "a burst of failures pushes out what nobody has looked at", "memory: about 2 KiB each and their payloads",
+    )  # fmt: skip
+    dead_letters_bytes_max: int = _number(
+        16 << 20, "bytes", 0, 16 << 30, "Bytes of these, payloads included; the oldest give way.",
+        "requests with large payloads are not kept", "memory",
+    )  # fmt: skip
+    dead_letters_s: float = _number(
+        86_400.0, "s", 1, 31_536_000, "How long they are kept.",
+        "they are gone before anybody looks", "payloads that should be forgotten are kept",
     )  # fmt: skip
 
     # Traces
@@ -246,6 +274,10 @@ class Config:
     )  # fmt: skip
 
     # Bounds of what peers can grow
+    outboxes_bytes_max: int = _number(
+        256 << 20, "bytes", 1 << 20, 1 << 40, "What the outboxes of all links hold together.",
+        "a few slow peers are refused work, and lose events, early", "memory: many slow peers may take twice as much",
+    )  # fmt: skip
     links_max: int = _number(
         10_000, "", 1, 1_000_000, "Processes connected at once.", "new processes are refused",
         "memory: about 60 KiB each",

@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from agent_sdk import NoRoute, Overloaded
 from agentreach.v1.error_pb2 import NO_ROUTE
 from agentreach.wire import errors
 from reach.adapters.admin_client import NodeUnreached
 from reach.adapters.grpc_server import GrpcServer
 from reach.cli import ending
+from reach.cli.call import _end_with
 from reach.cli.ending import Ended, Exit
 from reach.cli.root import reach
 from reach.core.ports import MeshFailure
@@ -72,7 +74,21 @@ def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "command", ["serve", "demo", "test-agent", "agents", "call", "explain", "trace", "check-config", "version"]
+    "command",
+    [
+        "serve",
+        "demo",
+        "test-agent",
+        "agents",
+        "call",
+        "explain",
+        "trace",
+        "breakers",
+        "dead",
+        "drain",
+        "check-config",
+        "version",
+    ],
 )
 def test_every_command_has_help_with_an_example(command: str) -> None:
     result = CliRunner().invoke(reach, [command, "--help"])
@@ -84,6 +100,13 @@ def test_an_unknown_command_names_the_nearest() -> None:
     result = run("agnts")
     assert result.returncode == 2
     assert "Did you mean 'agents'?" in result.stderr
+
+
+def test_the_version_is_an_option_too() -> None:
+    result = run("--version")
+    assert result.returncode == 0
+    assert result.stdout == run("version").stdout
+    assert result.stdout.startswith("Agent-Reach 0")
 
 
 def test_version_is_printed_and_as_json() -> None:
@@ -114,6 +137,74 @@ def test_explain_and_call_need_one_target_and_say_how() -> None:
         assert "--capability" in result.output
         result = CliRunner().invoke(reach, [*command, "--id", "a/1", "--type", "a"])
         assert result.exit_code == 2
+
+
+def test_breakers_are_listed_and_reset(node: str) -> None:
+    result = CliRunner().invoke(reach, ["breakers", "--url", node])
+    assert result.exit_code == 0
+    assert result.output.split()[:7] == ["AGENT", "BREAKER", "TRIPS", "NEXT", "PROBE", "ENV", "echo/1"]
+    as_json = CliRunner().invoke(reach, ["breakers", "--url", node, "--json"])
+    assert json.loads(as_json.output)["breakers"][0]["state"] == "OPEN"
+    for arguments in (["breakers", "reset", "echo/1", "--url", node], ["breakers", "--url", node, "reset", "echo/1"]):
+        result = CliRunner().invoke(reach, arguments)
+        assert result.output == "the breaker of echo/1 is closed\n"
+
+
+def test_a_drain_is_begun_and_what_runs_is_told(node: str) -> None:
+    result = CliRunner().invoke(reach, ["drain", "echo/1", "--no-wait", "--json", "--url", node])
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["in_flight"] == 1
+    assert "echo/1 drains: 1 requests in flight" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["drain"], "AGENT_ID, or --node"),
+        (["drain", "echo/1", "--node"], "AGENT_ID, or --node"),
+        (["drain", "echo/1", "--timeout", "0"], "above 0 and at most 3600"),
+        (["dead", "list", "--limit", "99999999999999999999"], "not in the range"),
+        (["breakers", "--limit", "99999999999999999999"], "not in the range"),
+        (["call", "-c", "echo", "--timeout", "0", "x"], "'0' is not a number of seconds above 0"),
+        (["call", "-c", "echo", "--timeout", "-1", "x"], "'-1' is not a number of seconds above 0"),
+        (["call", "-c", "echo", "--timeout", "nan", "x"], "'nan' is not a number of seconds above 0"),
+        (["call", "-c", "echo", "--timeout", "inf", "x"], "'inf' is not a number of seconds above 0"),
+        (["call", "-c", "echo", '{"x": NaN}'], "NaN in DATA"),
+        (["call", "-c", "echo", "[1e999]"], "1e999 in DATA"),
+    ],
+)
+def test_what_cannot_be_meant_is_a_usage_error(arguments: list[str], words: str) -> None:
+    result = CliRunner().invoke(reach, arguments)
+    assert result.exit_code == 2
+    assert words in " ".join(result.stderr.split())
+
+
+def test_data_that_looks_like_broken_json_is_sent_as_text_and_said_to_be(closed_port: str) -> None:
+    result = run("call", "-c", "echo", "--url", closed_port, '{"hello": "world"')
+    assert "looks like JSON, but is none (Expecting ',' delimiter" in result.stderr
+    assert "looks like JSON" not in run("call", "-c", "echo", "--url", closed_port, "hello {world}").stderr
+
+
+def test_a_failed_call_says_from_whom_after_how_many_attempts_and_when_to_come_again() -> None:
+    error = Overloaded(
+        "busy now",
+        agent_id="w/1",
+        attempts=3,
+        retry_after=2.0,
+        may_have_executed=True,
+        details={"not_retried": "the back-off would pass the deadline"},
+        trace_id="abc",
+    )
+    with pytest.raises(Ended) as ended:
+        _end_with(error, json_wanted=False)
+    assert ended.value.message.splitlines() == [
+        "OVERLOADED: busy now; it may have run",
+        "from w/1; after 3 attempts; not tried again: the back-off would pass the deadline; come again in 2.00 s",
+        "see: reach trace abc",
+    ]
+    with pytest.raises(Ended) as ended:
+        _end_with(NoRoute("no agent matches type w"), json_wanted=False)
+    assert ended.value.message == "NO_ROUTE: no agent matches type w"
 
 
 def test_trace_prints_or_ends_with_what_the_mesh_said(node: str) -> None:
@@ -230,3 +321,12 @@ def test_ctrl_c_before_the_work_began_leaves_no_warning(monkeypatch: pytest.Monk
     with pytest.raises(KeyboardInterrupt):
         ending.run(work)
     assert work.cr_frame is None  # closed: Python has nothing to say about it
+
+
+def test_dead_letters_are_listed_and_redriven_with_the_exit_codes_of_every_command(node: str, closed_port: str) -> None:
+    listed = run("dead", "list", "--url", node)
+    assert listed.returncode == 0 and "m1" in listed.stdout and "HOP_LIMIT" in listed.stdout, listed.stderr
+    assert json.loads(run("dead", "redrive", "m1", "--json", REACH_URL=node).stdout)["messageId"] == "m2"
+    assert run("dead", "list", "--url", closed_port).returncode == Exit.NO_NODE
+    assert CliRunner().invoke(reach, ["dead", "redrive"]).exit_code == Exit.USAGE
+    assert CliRunner().invoke(reach, ["call", "-c", "x", "--stream", "--reply-topic", "t", "1"]).exit_code == Exit.USAGE

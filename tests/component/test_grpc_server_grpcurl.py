@@ -104,3 +104,13 @@ async def test_a_health_watch_prints_not_serving_and_ends_when_the_node_stops(se
     rest, _ = await asyncio.wait_for(process.communicate(), LIMIT_S)
     assert b'"NOT_SERVING"' in rest
     assert process.returncode == 0
+
+
+async def test_dead_letters_are_listed_and_redriven(server: GrpcServer) -> None:
+    code, out, err = await grpcurl(server, "agentreach.v1.AdminService/ListDeadLetters")
+    assert code == 0, err
+    assert json.loads(out) == {"deadLetters": [{"messageId": "m1", "reason": "HOP_LIMIT"}], "kept": 1}
+    body = '{"messageId":"m1"}'
+    code, out, err = await grpcurl(server, "agentreach.v1.AdminService/RedriveDeadLetter", before=("-d", body))
+    assert code == 0, err
+    assert json.loads(out) == {"messageId": "m2"}

@@ -54,7 +54,7 @@ def busy_node() -> Node:
         queue_depth=4,
         queue_oldest_s=1.5,
         outbox_envelopes={"ner/1": 7},
-        breakers={"ner/1": "half_open"},
+        breakers={"ner/1": "HALF_OPEN"},
         registry_age_s=0.25,
         leader=True,
     )

@@ -8,12 +8,26 @@ import pytest
 
 from tests.e2e.pages import ELSEWHERE, ROOT, Block, Play, blocks
 
-PAGES = ("README.md", "docs/tutorial.md", "docs/howto/write-an-agent.md", "docs/howto/operate.md", "CONTRIBUTING.md")
+PAGES = (
+    "README.md",
+    "docs/tutorial.md",
+    "docs/howto/write-an-agent.md",
+    "docs/howto/operate.md",
+    "docs/howto/delivery.md",
+    "docs/howto/drain-and-restart.md",
+    "docs/howto/callbacks.md",
+    "docs/howto/dead-letters.md",
+    "CONTRIBUTING.md",
+)
 NOT_RUN = {
     "README.md": 2,
     "docs/tutorial.md": 1,
     "docs/howto/write-an-agent.md": 0,
     "docs/howto/operate.md": 1,
+    "docs/howto/delivery.md": 0,
+    "docs/howto/drain-and-restart.md": 0,
+    "docs/howto/callbacks.md": 0,
+    "docs/howto/dead-letters.md": 0,
     "CONTRIBUTING.md": 1,
 }
 """Blocks marked `elsewhere`. One more needs a reason here, so that pages do not slip out of being tested."""

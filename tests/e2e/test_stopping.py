@@ -83,7 +83,7 @@ class TestANode:
                         return (await asyncio.to_thread(node.get, "/readyz"))[0] != 200
 
                     await eventually(not_ready, "it says that it is leaving")
-                    assert await outcome(mesh, "x", agent_id="worker/1", timeout=5) == "SHUTTING_DOWN"
+                    assert await outcome(mesh, "x", agent_id="worker/1", timeout=0.3) == "SHUTTING_DOWN"
                     assert (await asyncio.to_thread(node.get, "/healthz"))[0] == 200, "it lives, and drains"
                     assert await asyncio.to_thread(node.process.wait, 15) == 0
                     took_s = time.monotonic() - began

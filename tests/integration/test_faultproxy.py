@@ -165,6 +165,17 @@ async def test_half_closed_down_is_the_end_for_the_client_only(proxy: FaultProxy
     assert server.ends.empty()
 
 
+async def test_what_comes_after_a_half_close_goes_nowhere(proxy: FaultProxy, server: EchoServer) -> None:
+    async with dialled(proxy.address) as (reader, writer):
+        assert await echoed(reader, writer, b"x") == b"x"
+        proxy.half_close(UP)
+        writer.write(b"late")
+        async with asyncio.timeout(LIMIT_S):
+            assert await server.ends.get() == "end"
+        assert await silent(reader) or reader.at_eof()
+    assert server.heard == b"x"
+
+
 async def test_a_delay_counts_both_ways_and_keeps_order(proxy: FaultProxy) -> None:
     proxy.delay_s = 0.1
     async with dialled(proxy.address) as (reader, writer):

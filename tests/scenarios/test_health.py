@@ -138,12 +138,13 @@ def test_an_agent_that_does_not_acknowledge_gets_nothing_new_until_it_does() -> 
     held = agent.peer.link.next_frame(core.state.now)
     assert held is not None
     core.advance(11)
-    assert caller.error_of(caller.request()).code == codes.OVERLOADED
+    waits = caller.request(timeout_ms=60_000)
     assert core.logged("does not acknowledge")
     agent.frozen = False
     agent.take(held)
+    assert not agent.has(waits)
     core.advance(2)
-    agent.answer(caller.request())
+    agent.answer(waits)
     agent.answer(message)
     core.assert_settled()
 
@@ -188,4 +189,5 @@ def test_a_delivery_to_an_idle_agent_is_overdue_after_a_quarter_of_its_time() ->
     assert core.attachment("echo/1").overdue is None
     core.advance(1.2)
     assert core.attachment("echo/1").overdue is not None
-    assert caller.error_of(caller.request()).code == codes.OVERLOADED
+    caller.request()
+    assert len(core.state.queue) == 1

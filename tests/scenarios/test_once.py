@@ -143,7 +143,9 @@ def test_errors_that_may_have_executed_are_replayed_and_others_run_again() -> No
     assert [reply.error.code for reply in caller.replies] == [codes.AGENT_ERROR] * 2
     assert len(agent.requests) == 1
     busy = caller.request(fresh=False)
-    agent.answer(busy, error=failure(codes.OVERLOADED, "busy"))
+    agent.answer(busy, error=failure(codes.OVERLOADED, "busy", retry_after_ms=60_000))
+    core.advance(2)
+    assert caller.error_of(busy).code == codes.OVERLOADED
     _again(core, caller, busy)
     assert len(agent.requests) == 3
     agent.answer(busy)

@@ -180,6 +180,8 @@ class Walk:
             handlers, key = found
             roll = self.rng.random()
             error = failure(codes.AGENT_ERROR, "boom", may_have_executed=True) if roll < 0.2 else None
+            if self.sent[key[3]].idempotent and roll < 0.4:
+                error = failure(codes.AGENT_ERROR, "boom", retryable=True)
             handlers.finish(key, error)
 
     def item(self) -> None:
@@ -308,7 +310,8 @@ class Walk:
             ordinary = [each for each in lane.running if not each.reentrant]
             assert len(ordinary) <= agent.session_concurrency
             could = owner.peer.connected and agent.status in (HEALTHY, DEGRADED) and agent.has_slot
-            if lane.waiting and could and not agent.saturated:
+            due = lane.waiting and lane.waiting[0].retry_at <= self.core.state.now
+            if due and could and not agent.saturated:
                 assert len(lane.running) >= agent.session_concurrency, f"{lane.key} stands still"
 
     def finish(self) -> None:
@@ -341,14 +344,19 @@ class Walk:
         for handlers in self.agents + self.gone:
             ran.update(handlers.started)
         for message, times in ran.items():
-            assert times == 1 or message in self.cancelled, f"{message} ran {times} times"
+            harmless = self.sent[message].idempotent or message in self.cancelled
+            assert times == 1 or harmless, f"{message} ran {times} times"
 
     def check_order(self) -> None:
         """One caller's messages of a session started in the order in which it sent them."""
         place = {message: number for number, message in enumerate(self.sent)}
         last: dict[tuple[int, str, str], int] = {}
+        seen: set[str] = set()
         for envelope in self.order:
             message = envelope.message_id
+            if message in seen:
+                continue
+            seen.add(message)
             (sender, *others) = self.by[message]
             ordinary = not others and self.sendings[message] == 1 and not self.sent[message].lineage
             if envelope.session_id and ordinary and sender not in self.restarted:

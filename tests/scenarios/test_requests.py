@@ -47,11 +47,12 @@ def test_two_hundred_requests_at_once_spread_and_never_exceed_a_limit() -> None:
         caller.send(envelope)
     core.pump()
     assert [len(agent.requests) for agent in agents] == [50] * 5
-    refused = [reply for reply in caller.replies if reply.error.code == codes.OVERLOADED]
-    assert len(refused) == 10 and refused[0].error.retry_after_ms > 0
-    for agent in agents:
-        for request in list(agent.running.values()):
-            agent.answer(request, pump=False)
+    assert len(core.state.queue) == 10
+    for _ in range(2):
+        for agent in agents:
+            for request in list(agent.running.values()):
+                agent.answer(request, pump=False)
+        core.pump()
     core.assert_settled()
     assert len(caller.replies) == 260
 
@@ -203,9 +204,10 @@ def test_an_agents_error_reaches_the_caller_with_its_code(code: int) -> None:
     core = CoreMesh()
     agent, caller = core.agent(), core.caller()
     message = caller.request()
-    error = Error(message="no\nway", retry_after_ms=2000)
+    error = Error(message="no\nway", retry_after_ms=20_000)
     error.code = code  # type: ignore[assignment]
     agent.answer(message, error=error)
+    core.advance(2.0)
     got = caller.error_of(message)
     assert got.code == (code if code in codes.ErrorCode.values() and code else codes.AGENT_ERROR)
     assert got.message == "no way" and got.agent_id == "echo/1" and got.attempts == 1
@@ -246,6 +248,9 @@ def test_an_agent_that_is_busy_is_biased_away_from() -> None:
     busy.answer(first, error=failure(codes.OVERLOADED, "busy", retry_after_ms=3000))
     for _ in range(5):
         other.answer(caller.request())
+    core.advance(0.5)
+    other.answer(first)
+    assert caller.text_of(first) == "ok"
     core.advance(3.1)
     for _ in range(30):
         message = caller.request()
@@ -287,11 +292,10 @@ def test_an_agent_with_a_full_outbox_is_seen_as_full_until_its_link_takes_again(
     for _ in range(1100):
         caller.send(core.envelope(timeout_ms=20_000))
     core.pump()
-    refused = [reply for reply in caller.replies if reply.error.code == codes.OVERLOADED]
-    assert len(refused) == 1100 - 1024
+    assert len(core.state.queue) == 1100 - 1024 and not caller.replies
     agent.frozen = False
     core.pump()
-    assert len(agent.requests) == 1024
+    assert len(agent.requests) == 1100
     agent.answer(caller.request())
     for request in list(agent.running.values()):
         agent.answer(request, pump=False)
@@ -312,14 +316,4 @@ def test_a_caller_that_takes_no_replies_ends_with_slow_consumer_and_nobody_else_
     good = caller.request()
     agent.answer(good)
     assert caller.text_of(good) == "ok"
-    core.assert_settled()
-
-
-def test_a_callback_is_refused_and_not_silently_forgotten() -> None:
-    core = CoreMesh()
-    core.agent()
-    caller = core.caller()
-    message = caller.request(reply_topic="answers/mine")
-    assert caller.error_of(message).code == codes.INVALID_ENVELOPE
-    assert "reply_topic" in caller.error_of(message).message
     core.assert_settled()

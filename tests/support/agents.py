@@ -5,8 +5,9 @@
         worker.runs()                                    # what its handler was started for, in order
 
 Data is text (answered as it is) or an object: {"n": 1, "sleep": 0.5} is answered with its n after sleeping; `block`
-stops the loop instead, `forever` never ends, `raise` raises, `stream` yields numbers with a pause between. Each run is
-written down before anything else, in a file that outlives the process: the external counter of side effects.
+stops the loop, `die` ends the process, `forever` never ends, `raise` raises, `stream` yields numbers with a pause
+between. Each run is written down before anything else, in a file that outlives the process: the external counter of
+side effects.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import ctypes
 import gc
 import os
 import secrets
@@ -33,7 +35,7 @@ RESUME_S = 1.0  # QUICK's resume_window_s
 SETTLE_S = RESUME_S  # a lost agent's requests are settled within it
 BUSY_S = 3.0  # what a loaded machine may add to any of these
 
-EVENTUALLY_S = 15.0
+EVENTUALLY_S = 30.0  # likewise; what is promised within a time gives its own
 
 
 async def eventually(
@@ -64,10 +66,12 @@ async def act(data: Any, ctx: Context, name: str) -> Any:
     """What the agents of this module do with a request."""
     if not isinstance(data, dict):
         return data
-    if "block" in data:
-        time.sleep(data["block"])  # noqa: ASYNC251  # the fault it is made for
     if "sleep" in data:
         await asyncio.sleep(data["sleep"])
+    if data.get("die"):
+        os._exit(3)
+    if "block" in data:
+        time.sleep(data["block"])  # noqa: ASYNC251  # the fault it is made for
     if data.get("forever"):
         await asyncio.Event().wait()
     if "raise" in data:
@@ -75,22 +79,50 @@ async def act(data: Any, ctx: Context, name: str) -> Any:
     return name if data.get("who") else data.get("n")
 
 
-def make(name: str, url: str, written: Path | None = None, **more: Any) -> Agent:
-    """An agent of this kind; `written`: the file of its runs."""
+def make(name: str, url: str, written: Path | None = None, topic: str = "", **more: Any) -> Agent:
+    """An agent of this kind; `written`: the file of its runs; `topic`: one whose events it takes, and writes down."""
     agent = Agent(name, url=url, **{"drain_timeout": 5.0, **more})
+
+    def write_down(data: Any) -> None:
+        if written is not None and isinstance(data, dict):
+            with written.open("a") as runs:  # one write at the end of the file: many processes may share it
+                runs.write(f"{data.get('n', '')}\n")
 
     @agent.handler
     async def work(data: Any, ctx: Context) -> Any:
-        if written is not None and isinstance(data, dict):
-            with written.open("a") as runs:
-                runs.write(f"{data.get('n', '')}\n")
+        write_down(data)
         return await act(data, ctx, agent.agent_id)
+
+    if topic:
+
+        @agent.on_event(topic)
+        async def hear(data: Any, ctx: Context) -> None:
+            write_down(data)
 
     @agent.on("stream")
     async def stream(data: Any, ctx: Context):  # type: ignore[no-untyped-def]  # a generator
+        write_down(data)
         for number in range(data["stream"]):
             yield number
             await asyncio.sleep(data.get("pause", 0))
+
+    return agent
+
+
+def make_pooled(name: str, url: str, written: Path | None = None, **more: Any) -> Agent:
+    """One whose handler is a plain `def`, and runs in threads: `block` holds its thread, `gil` the whole process."""
+    agent = Agent(name, url=url, **{"drain_timeout": 5.0, **more})
+
+    @agent.handler
+    def work(data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        if written is not None:
+            with written.open("a") as runs:
+                runs.write(f"{data.get('n', '')}\n")
+        time.sleep(data.get("block", 0))
+        ctypes.PyDLL(None).usleep(int(data.get("gil", 0) * 1e6))  # like an extension, or a regular expression, can
+        return data.get("n")
 
     return agent
 
@@ -101,6 +133,7 @@ class AgentProcess:
     def __init__(self, url: str, name: str, arguments: tuple[str, ...], written: Path, log: Path) -> None:
         self._command = [sys.executable, "-m", "tests.support.agents", url, name, "--written", str(written), *arguments]
         self._written, self._log = written, log
+        self.agent_id = name
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -158,12 +191,16 @@ def main() -> None:
     parser.add_argument("--max", type=int, default=0)
     parser.add_argument("--drain", type=float, default=5.0)
     parser.add_argument("--capabilities", default="")
+    parser.add_argument("--topic", default="")
+    parser.add_argument("--pool", action="store_true", help="handlers that are plain functions")
     parser.add_argument("--collect", action="store_true", help="collect garbage all the time")
     options = parser.parse_args()
-    agent = make(
-        options.name, options.url, options.written, max_concurrency=options.max, drain_timeout=options.drain,
-        capabilities=[name for name in options.capabilities.split(",") if name],
-    )  # fmt: skip
+    capabilities = [name for name in options.capabilities.split(",") if name]
+    more = {"max_concurrency": options.max, "drain_timeout": options.drain, "capabilities": capabilities}
+    if options.pool:
+        agent = make_pooled(options.name, options.url, options.written, **more)
+    else:
+        agent = make(options.name, options.url, options.written, options.topic, **more)
     if options.collect:
         gc.set_threshold(1)
     agent.run()

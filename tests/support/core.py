@@ -63,6 +63,7 @@ class Process:
         """By entry: requests that it has not answered."""
         self.cancels: list[Envelope] = []
         self.events: list[Envelope] = []
+        self.callbacks: list[Envelope] = []
         self.replies: list[Envelope] = []
         self.signals: list[Signal] = []
         self.sent: dict[str, Item] = {}
@@ -71,14 +72,21 @@ class Process:
 
     # ---- its link ----
 
-    def connect(self, *agents: AgentRecord, holds: Iterable[tuple[str, int]] = ()) -> frames.Welcome | None:
+    def connect(
+        self,
+        *agents: AgentRecord,
+        holds: Iterable[tuple[str, int]] = (),
+        holding: Iterable[frames.Holding] = (),
+    ) -> frames.Welcome | None:
         """Say hello on a new stream: resume the link if there was one, and attach these agents (and its former)."""
         core = self.core
         for record in agents:
             self.agents[record.agent_id] = record
         held = [frames.SessionRef(session_id=name, epoch=epoch) for name, epoch in holds]
         hello = frames.Hello(
-            agents=[frames.Attach(record=record, sessions=held) for record in self.agents.values()],
+            agents=[
+                frames.Attach(record=record, sessions=held, holding=holding) for record in self.agents.values()
+            ],
             incarnation=self.incarnation,
             protocol_version=1,
             resume_token=self.welcome.resume_token if self.welcome is not None else b"",
@@ -294,6 +302,8 @@ class Process:
                 self.answer(held, error=failure(codes.CANCELLED, "cancelled"), pump=False)
         elif kind == pb.EVENT:
             self.events.append(envelope)
+        elif kind == pb.CALLBACK:
+            self.callbacks.append(envelope)
         else:
             assert kind == pb.RESPONSE, kind
             self.replies.append(envelope)
@@ -545,6 +555,9 @@ class CoreMesh:
         assert state.unsettled == 0
         assert len(state.wheel) == 0
         assert not state.lanes_ready
+        assert not state.queue and state.queue.held_elsewhere == 0
+        assert state.budget.in_flight == 0
+        assert not state.directory.freed and not state.directory.wanted
         for name, numbers in state.stats.types():
             assert numbers.in_flight == 0, name
         for agent in state.directory:

@@ -53,8 +53,8 @@ class Neighbour:
 
 
 @contextlib.asynccontextmanager
-async def neighbour(node: NodeProcess) -> AsyncIterator[Neighbour]:
-    """Serve and ask beside the block."""
+async def neighbour(node: NodeProcess, *, slowest_s: float = SLOWEST_S) -> AsyncIterator[Neighbour]:
+    """Serve and ask beside the block; no answer may take longer than `slowest_s`."""
     agent = make(f"neighbour/{secrets.token_hex(4)}", node.grpc, own_link=True)
     async with agent, connect(node.grpc, own_link=True, timeout=20) as mesh:
         await usable(mesh, agent_id=agent.agent_id)
@@ -66,7 +66,7 @@ async def neighbour(node: NodeProcess) -> AsyncIterator[Neighbour]:
             await asyncio.wait([asking, asyncio.create_task(served.more())], return_when=asyncio.FIRST_COMPLETED)
             if asking.done():
                 await asking
-            assert served.slowest_s < SLOWEST_S
+            assert served.slowest_s < slowest_s
             assert (_tokens(agent), mesh._link().resume_token) == link_ids, "the neighbour's link was ended"
         finally:
             asking.cancel()

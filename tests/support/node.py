@@ -4,6 +4,8 @@
         async with connect(node.grpc) as mesh: ...
         node.process.send_signal(signal.SIGTERM)
 
+    async with default_node() as node: ...                                                 # as users start it
+
     async with running(config(resume_window_s=0.5)) as node:                               # in this process
         async with connect(node.grpc_address) as mesh: ...
 
@@ -23,6 +25,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -31,10 +34,11 @@ from typing import Any
 from reach.node.app import Node, running
 from reach.node.config import Config, load
 from tests.support.etcd import free_port
+from tests.support.watched import TASKS
 
-__all__ = ["QUICK", "Node", "NodeProcess", "config", "running", "start_node"]
+__all__ = ["QUICK", "Node", "NodeProcess", "config", "default_node", "running", "start_node"]
 
-READY_S = 20.0
+READY_S = 60.0  # of a machine that starts many processes at once; no promise
 POLL_S = 0.03
 
 QUICK: Mapping[str, object] = MappingProxyType(
@@ -64,7 +68,7 @@ class NodeProcess:
     def __init__(self, settings: Mapping[str, object]) -> None:
         self.grpc = f"127.0.0.1:{free_port()}"
         self.http = f"127.0.0.1:{free_port()}"
-        chosen = {"listen": self.grpc, "http": self.http, **QUICK, **settings}
+        chosen = {"listen": self.grpc, "http": self.http, **settings}
         self.grpc, self.http = str(chosen["listen"]), str(chosen["http"])
         self._environment = {name: value for name, value in os.environ.items() if not name.startswith("REACH_")}
         self._environment |= {f"REACH_{name.upper()}": str(value) for name, value in chosen.items()}
@@ -89,7 +93,8 @@ class NodeProcess:
         assert self._process is None or self._process.poll() is not None, "the node runs already"
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "reach.cli", "serve"],
+                [sys.executable, "-m", "tests.support.watched", "serve"],
+                cwd=Path(__file__).parents[2],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment,
             )  # fmt: skip
 
@@ -142,6 +147,27 @@ class NodeProcess:
                 total += float(value)
         return total
 
+    def rss_bytes(self) -> int:
+        """The memory that it has."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0]) << 10
+
+    def open_files(self) -> int:
+        """How many files, sockets included, it has open."""
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    async def tasks(self, limit_s: float = 10.0) -> Counter[str]:
+        """The tasks of its loop by what they run, but for its HTTP side's; see `tests.support.watched`."""
+        told = self.log.count(TASKS)
+        self.process.send_signal(signal.SIGUSR2)
+        give_up = time.monotonic() + limit_s
+        while self.log.count(TASKS) == told or not self.log.endswith("\n"):
+            self._check_alive(give_up)
+            await asyncio.sleep(POLL_S)
+        last = next(line for line in reversed(self.log.splitlines()) if line.startswith(TASKS))
+        found: dict[str, int] = json.loads(last.removeprefix(TASKS))
+        return Counter({name: count for name, count in found.items() if not name.startswith("RequestHandler.")})
+
     async def end(self, number: signal.Signals = signal.SIGTERM, limit_s: float = 15.0) -> int:
         """Send a signal and wait for the process to be gone; its exit code (negative: the signal that killed it)."""
         self.process.send_signal(number)
@@ -191,4 +217,9 @@ class NodeProcess:
 
 def start_node(**settings: Any) -> NodeProcess:
     """A node as a real process, to use in a `with` or `async with`; settings as in the configuration."""
+    return NodeProcess({**QUICK, **settings})
+
+
+def default_node(**settings: Any) -> NodeProcess:
+    """The same with the defaults that users get, but for these."""
     return NodeProcess(settings)

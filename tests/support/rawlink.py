@@ -50,6 +50,9 @@ class RawLink:
         self.acks = True
         """False: never acknowledge anything, as a process does that is frozen behind a live transport."""
         self.welcome = Welcome()
+        self.reading = asyncio.Event()
+        """Cleared: nothing more is read, and the stream's buffers fill; pings are answered all the same."""
+        self.reading.set()
         self._writing = asyncio.Lock()  # concurrent writes lose messages
         self.reader: asyncio.Task[None] | None = None
 
@@ -61,6 +64,7 @@ class RawLink:
         try:
             async for data in self._call:
                 await self._arrived(Frame.FromString(data))
+                await self.reading.wait()
         except (grpc.aio.AioRpcError, asyncio.CancelledError):
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise

@@ -143,6 +143,32 @@ class RuleSwitchboard:
         """None."""
         return admin.ListSessionsReply()
 
+    def list_breakers(self, request: admin.ListBreakersRequest, who: Identity) -> admin.ListBreakersReply:
+        """That of echo/1 is open."""
+        return admin.ListBreakersReply(breakers=[admin.BreakerInfo(agent_id="echo/1", state="OPEN", trips=1)])
+
+    def reset_breaker(self, request: admin.ResetBreakerRequest, who: Identity) -> admin.ResetBreakerReply:
+        """Done."""
+        return admin.ResetBreakerReply()
+
+    def drain_agent(self, request: admin.DrainAgentRequest, who: Identity) -> admin.DrainAgentReply:
+        """Begun."""
+        return admin.DrainAgentReply(in_flight=1)
+
+    def drain_node(self, request: admin.DrainNodeRequest, who: Identity) -> admin.DrainNodeReply:
+        """Begun."""
+        return admin.DrainNodeReply(node_id="n1")
+
+    def list_dead_letters(self, request: admin.ListDeadLettersRequest, who: Identity) -> admin.ListDeadLettersReply:
+        """One, of message m1."""
+        return admin.ListDeadLettersReply(dead_letters=[admin.DeadLetter(message_id="m1", reason="HOP_LIMIT")], kept=1)
+
+    def redrive_dead_letter(
+        self, request: admin.RedriveDeadLetterRequest, who: Identity
+    ) -> admin.RedriveDeadLetterReply:
+        """As message m2."""
+        return admin.RedriveDeadLetterReply(message_id="m2")
+
     def resolve(self, request: registry.ResolveRequest, who: Identity) -> registry.ResolveReply:
         """Agent echo/1."""
         return registry.ResolveReply(agents=[registry.AgentRecord(agent_id="echo/1")], revision=7)

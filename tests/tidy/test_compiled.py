@@ -1,4 +1,4 @@
-"""What the compiled modules must not contain; docs/decisions/0011-compiled-hot-path.md says why.
+"""What the compiled modules must not contain; docs/decisions/0014-compiled-hot-path.md says why.
 
 mypyc finds some of this itself, minutes later; the rest would crash when it is imported.
 """

@@ -10,10 +10,12 @@ import pytest
 
 from tests.tidy.sources import ROOT, sources
 
-TARGETS = ("setup", "run", "test", "check", "bench", "soak", "proto", "fmt")
+TARGETS = ("setup", "run", "test", "check", "bench", "sim", "fuzz", "soak", "proto", "fmt")
 PAGES = (
     "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "docs/tutorial.md",
-    "docs/howto/operate.md", "docs/howto/write-an-agent.md", "docs/reference/settings.md", "docs/reference/limits.md",
+    "docs/howto/operate.md", "docs/howto/write-an-agent.md", "docs/howto/callbacks.md", "docs/howto/dead-letters.md",
+    "docs/howto/simulate.md",
+    "docs/reference/settings.md", "docs/reference/limits.md",
     "docs/reference/metrics.md", "docs/reference/errors.md", "docs/reference/cli.md", "docs/design/behaviour.md",
     "docs/design/contract.md", "docs/design/house.md", "docs/design/cluster.md",
 )  # fmt: skip
@@ -65,7 +67,7 @@ def test_make_has_the_target_with_a_word_of_help(target: str) -> None:
 
 def test_ci_runs_what_people_run() -> None:
     lines = (ROOT / ".ci/run").read_text().splitlines()
-    assert {line for line in lines if line.startswith("make ")} == {"make test", "make check"}
+    assert {line for line in lines if line.startswith("make ")} == {"make test", "make sim", "make check"}
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -25,6 +25,7 @@ TOOLS = Path(__file__).resolve().parent.parent
 HOST = "127.0.0.1"
 _READY_S = 60.0
 _END_S = 5.0
+_ANSWER_BYTES_MAX = 64 << 20  # one line: each request of a steady load
 _FILES = 16_384  # two thousand connections in one process
 _LEFT_OUT = ("REACH_", "GRPC_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 """Variables that would make one machine's run unlike another's."""
@@ -90,6 +91,7 @@ class Child:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 env=_environment(path),
+                limit=_ANSWER_BYTES_MAX,
                 cwd=tempfile.gettempdir(),
             )
         except BaseException:

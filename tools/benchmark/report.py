@@ -11,7 +11,17 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from .rows import ALONE, DECISION_US_MAX, IDLE_BYTES_MAX, Row
+from .rows import (
+    ALONE,
+    AMPLIFICATION,
+    AMPLIFICATION_MAX,
+    DECISION_US_MAX,
+    FROZEN,
+    FROZEN_RATIO_MAX,
+    IDLE_BYTES_MAX,
+    RECOVERY,
+    Row,
+)
 
 Rounds = Sequence[Mapping[str, Any]]
 """One system's measurements of one row, a round each; a round that failed has `failed` and nothing else."""
@@ -130,6 +140,41 @@ def decision_bounds(found: Mapping[str, Any]) -> list[Bound]:
               found[name] <= DECISION_US_MAX)
         for name, title in names.items()
     ]  # fmt: skip
+
+
+def fault_bounds(frozen: Mapping[str, Any] | None, amplification: Mapping[str, Any] | None) -> list[Bound]:
+    """The bounds of the rows with faults."""
+    found = []
+    if frozen is not None:
+        ratio, what = frozen["ratio"], "p99 of nine agents beside a frozen one / without it"
+        found.append(Bound(what, f"≤ {FROZEN_RATIO_MAX:g}", f"{ratio:.2f}", ratio <= FROZEN_RATIO_MAX))
+    if amplification is not None:
+        ratio, what = amplification["ratio"], "requests that reach a target that only fails / requests made"
+        found.append(Bound(what, f"≤ {AMPLIFICATION_MAX:g}", f"{ratio:.2f}", ratio <= AMPLIFICATION_MAX))
+    return found
+
+
+def fault_lines(single: Mapping[str, Mapping[str, Any]], titles: Mapping[str, str]) -> list[str]:
+    """What the rows with faults found, a sentence each."""
+    lines = []
+    for name, result in single[RECOVERY].items():
+        for victim, of in (("an agent", result["agent"]), ("the node", result["node"])):
+            lines.append(
+                f"recovery after SIGKILL of {victim}, {titles[name]}: {of['silence_s']:.2f} s without an answer"
+                + (f" ({of['started_s']:.2f} s of them until it listened again)" if of["started_s"] else "")
+                + f", {of['failed']} of {of['requests']:,} requests failed"
+            )
+    for name, result in single[FROZEN].items():
+        lines.append(
+            f"p99 of nine agents, {titles[name]}: {result['without_ms']:.2f} ms, "
+            f"{result['beside_ms']:.2f} ms beside a frozen tenth"
+        )
+    for name, result in single[AMPLIFICATION].items():
+        lines.append(
+            f"retries against a target that only fails, {titles[name]}: {result['reached']:,} requests reached it "
+            f"of {result['made']:,} made"
+        )
+    return lines
 
 
 def number(amount: float) -> str:

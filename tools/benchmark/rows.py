@@ -48,7 +48,12 @@ ROWS = (
 )
 MEMORY, DECISION = "memory", "decision"
 """The two rows that measure the node alone."""
-NAMES = (*(row.name for row in ROWS), MEMORY, DECISION)
+RECOVERY, FROZEN, AMPLIFICATION = "recovery", "frozen", "amplification"
+"""The rows with faults."""
+FAULTS = (RECOVERY, FROZEN, AMPLIFICATION)
+NAMES = (*(row.name for row in ROWS), MEMORY, DECISION, *FAULTS)
+FROZEN_RATIO_MAX = 1.3
+AMPLIFICATION_MAX = 1.25
 
 
 @dataclass(frozen=True, slots=True)

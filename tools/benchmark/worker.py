@@ -1,7 +1,7 @@
 """One process of the benchmark: `python -m benchmark.worker ROLE JSON`.
 
-ROLE is node, responder, requester or idle. Commands come on standard input and answers go to standard output, a JSON
-object a line. The end of the input ends the process: whoever started it has ended, too.
+ROLE is node, responder, requester, idle, agents or caller. Commands come on standard input and answers go to standard
+output, a JSON object a line. The end of the input ends the process: whoever started it has ended, too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 import uvloop
 
-from . import ends, load
+from . import ends, load, trouble
 from .rows import ITEMS
 
 
@@ -34,7 +34,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     with contextlib.suppress(KeyboardInterrupt):
-        run(work(role, settings, answers))
+        run((trouble_work if role in ("agents", "caller") else work)(role, settings, answers))
 
 
 def run(main_coroutine: Coroutine[Any, Any, None]) -> None:
@@ -59,10 +59,35 @@ def node(arguments: list[str]) -> None:
     reach()
 
 
-async def work(role: str, settings: dict[str, Any], answers: TextIO) -> None:
-    """Get ready, say so, and do what is asked until the input ends."""
+async def commands() -> asyncio.StreamReader:
+    """The standard input."""
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    return reader
+
+
+async def trouble_work(role: str, settings: dict[str, Any], answers: TextIO) -> None:
+    """The same for the rows with faults."""
+    from agent_sdk import connect
+
+    reader = await commands()
+    async with AsyncExitStack() as stack:
+        served, mesh = trouble.Served(), None
+        if role == "agents":
+            served = await trouble.agents(settings["url"], settings["names"], settings["fails"], stack)
+        else:
+            mesh = await stack.enter_async_context(connect(settings["url"]))
+        answers.write("{}\n")
+        while line := await reader.readline():
+            command = json.loads(line)
+            steady = command["do"] == "steady"
+            found = await trouble.steady(mesh, command) if steady else {"count": served.count}
+            answers.write(json.dumps(found) + "\n")
+
+
+async def work(role: str, settings: dict[str, Any], answers: TextIO) -> None:
+    """Get ready, say so, and do what is asked until the input ends."""
+    reader = await commands()
     url, count = settings["url"], settings.get("count", 1)
     async with AsyncExitStack() as stack:
         asking: ends.Asking | None = None

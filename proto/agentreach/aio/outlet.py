@@ -55,7 +55,9 @@ class Outlet:
             self._crowd.woken += 1
 
     def received(self) -> None:
-        """A frame was received: see that its ack goes out in time."""
+        """A frame was received: see that its ack goes out in time, and whatever waited for the peer's."""
+        if self._waiter is not None and self._link.ready:
+            self.wake()  # its ack has opened the window: nothing else may ever be put on the link
         if self._link.ack_urgent:
             self._ack_now = True
             self.wake()

@@ -40,6 +40,10 @@ class Seen(Generic[K, V]):
     def __len__(self) -> int:
         return len(self._entries)
 
+    def values(self) -> list[V]:
+        """What is held, oldest first; may include what is too old and was not asked for since."""
+        return [value for value, _, _ in self._entries.values()]
+
     def get(self, key: K, now: float) -> V | None:
         """The value put under `key`, or None if there is none or its age has passed."""
         entry = self._entries.get(key)

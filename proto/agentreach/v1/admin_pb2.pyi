@@ -4,6 +4,7 @@ isort:skip_file
 """
 
 from agentreach.v1 import envelope_pb2 as _envelope_pb2
+from agentreach.v1 import error_pb2 as _error_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -480,10 +481,14 @@ class BreakerInfo(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     TRIPS_FIELD_NUMBER: _builtins.int
     NEXT_PROBE_MS_FIELD_NUMBER: _builtins.int
+    ENV_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.str
     state: _builtins.str
+    """CLOSED (but it has tripped lately), OPEN, HALF_OPEN or RAMPING"""
     trips: _builtins.int
     next_probe_ms: _builtins.int
+    """until the next request may be tried there; 0: requests are let through now"""
+    env: _builtins.str
     def __init__(
         self,
         *,
@@ -491,10 +496,11 @@ class BreakerInfo(_message.Message):
         state: _builtins.str = ...,
         trips: _builtins.int = ...,
         next_probe_ms: _builtins.int = ...,
+        env: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "next_probe_ms", b"next_probe_ms", "state", b"state", "trips", b"trips"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "env", b"env", "next_probe_ms", b"next_probe_ms", "state", b"state", "trips", b"trips"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -529,15 +535,18 @@ class ResetBreakerRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     AGENT_ID_FIELD_NUMBER: _builtins.int
+    ENV_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.str
+    env: _builtins.str
     def __init__(
         self,
         *,
         agent_id: _builtins.str = ...,
+        env: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "env", b"env"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -564,17 +573,25 @@ class DrainAgentRequest(_message.Message):
 
     AGENT_ID_FIELD_NUMBER: _builtins.int
     ENV_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.str
     env: _builtins.str
+    reason: _builtins.str
+    """for the log and the agent's process"""
+    timeout_ms: _builtins.int
+    """for what runs to end; 0: the node's drain_timeout_s"""
     def __init__(
         self,
         *,
         agent_id: _builtins.str = ...,
         env: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        timeout_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "env", b"env"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "env", b"env", "reason", b"reason", "timeout_ms", b"timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -582,14 +599,32 @@ Global___DrainAgentRequest: _TypeAlias = DrainAgentRequest  # noqa: Y015
 
 @_typing.final
 class DrainAgentReply(_message.Message):
+    """The drain has begun; GetAgent says NO_ROUTE once it is over."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
+    IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    in_flight: _builtins.int
+    """requests that it still works on"""
+    sessions: _builtins.int
+    """conversations that it holds"""
+    timeout_ms: _builtins.int
+    incarnation: _builtins.bytes
+    """of the process that drains"""
     def __init__(
         self,
+        *,
+        in_flight: _builtins.int = ...,
+        sessions: _builtins.int = ...,
+        timeout_ms: _builtins.int = ...,
+        incarnation: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["in_flight", b"in_flight", "incarnation", b"incarnation", "sessions", b"sessions", "timeout_ms", b"timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -600,15 +635,23 @@ class DrainNodeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NODE_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
+    """empty: the node that is asked"""
+    reason: _builtins.str
+    timeout_ms: _builtins.int
+    """0: the node's drain_timeout_s"""
     def __init__(
         self,
         *,
         node_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        timeout_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id", "reason", b"reason", "timeout_ms", b"timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -616,14 +659,26 @@ Global___DrainNodeRequest: _TypeAlias = DrainNodeRequest  # noqa: Y015
 
 @_typing.final
 class DrainNodeReply(_message.Message):
+    """The drain has begun; the node's process ends when it is over."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    in_flight: _builtins.int
+    timeout_ms: _builtins.int
     def __init__(
         self,
+        *,
+        node_id: _builtins.str = ...,
+        in_flight: _builtins.int = ...,
+        timeout_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["in_flight", b"in_flight", "node_id", b"node_id", "timeout_ms", b"timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -759,6 +814,8 @@ Global___SetConfigReply: _TypeAlias = SetConfigReply  # noqa: Y015
 
 @_typing.final
 class DeadLetter(_message.Message):
+    """A request that the mesh gave up, kept for a person. Its payload and headers are never shown, only how large it is."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGE_ID_FIELD_NUMBER: _builtins.int
@@ -767,14 +824,30 @@ class DeadLetter(_message.Message):
     ENVELOPE_FIELD_NUMBER: _builtins.int
     AT_FIELD_NUMBER: _builtins.int
     REDRIVEN_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
+    REDRIVEN_AS_FIELD_NUMBER: _builtins.int
+    EXPIRES_AT_FIELD_NUMBER: _builtins.int
     message_id: _builtins.str
     trace_id: _builtins.str
     reason: _builtins.str
+    """the ErrorCode's name"""
     redriven: _builtins.bool
+    payload_bytes: _builtins.int
+    redriven_as: _builtins.str
+    """message_id of the request that was made of it"""
     @_builtins.property
-    def envelope(self) -> _envelope_pb2.Envelope: ...
+    def envelope(self) -> _envelope_pb2.Envelope:
+        """as its sender gave it, without payload content, headers and signature"""
+
     @_builtins.property
     def at(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def error(self) -> _error_pb2.Error:
+        """what its caller was told"""
+
+    @_builtins.property
+    def expires_at(self) -> _timestamp_pb2.Timestamp: ...
     def __init__(
         self,
         *,
@@ -784,10 +857,14 @@ class DeadLetter(_message.Message):
         envelope: _envelope_pb2.Envelope | None = ...,
         at: _timestamp_pb2.Timestamp | None = ...,
         redriven: _builtins.bool = ...,
+        error: _error_pb2.Error | None = ...,
+        payload_bytes: _builtins.int = ...,
+        redriven_as: _builtins.str = ...,
+        expires_at: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "envelope", b"envelope"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "envelope", b"envelope", "error", b"error", "expires_at", b"expires_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "envelope", b"envelope", "message_id", b"message_id", "reason", b"reason", "redriven", b"redriven", "trace_id", b"trace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "envelope", b"envelope", "error", b"error", "expires_at", b"expires_at", "message_id", b"message_id", "payload_bytes", b"payload_bytes", "reason", b"reason", "redriven", b"redriven", "redriven_as", b"redriven_as", "trace_id", b"trace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -798,15 +875,20 @@ class ListDeadLettersRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LIMIT_FIELD_NUMBER: _builtins.int
+    MESSAGE_ID_FIELD_NUMBER: _builtins.int
     limit: _builtins.int
+    """the youngest so many"""
+    message_id: _builtins.str
+    """only those of this id"""
     def __init__(
         self,
         *,
         limit: _builtins.int = ...,
+        message_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit", "message_id", b"message_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -818,8 +900,13 @@ class ListDeadLettersReply(_message.Message):
 
     DEAD_LETTERS_FIELD_NUMBER: _builtins.int
     SILENT_NODES_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
+    kept: _builtins.int
+    """how many there are"""
     @_builtins.property
-    def dead_letters(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeadLetter]: ...
+    def dead_letters(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeadLetter]:
+        """youngest first"""
+
     @_builtins.property
     def silent_nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -827,10 +914,11 @@ class ListDeadLettersReply(_message.Message):
         *,
         dead_letters: _abc.Iterable[Global___DeadLetter] | None = ...,
         silent_nodes: _abc.Iterable[_builtins.str] | None = ...,
+        kept: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead_letters", b"dead_letters", "silent_nodes", b"silent_nodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead_letters", b"dead_letters", "kept", b"kept", "silent_nodes", b"silent_nodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -838,18 +926,31 @@ Global___ListDeadLettersReply: _TypeAlias = ListDeadLettersReply  # noqa: Y015
 
 @_typing.final
 class RedriveDeadLetterRequest(_message.Message):
+    """The request enters anew, as its sender's, without lineage; answered as soon as it is admitted."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    ENV_FIELD_NUMBER: _builtins.int
+    REPLY_TOPIC_FIELD_NUMBER: _builtins.int
     message_id: _builtins.str
+    principal: _builtins.str
+    """with env: which one, if several have this message_id"""
+    env: _builtins.str
+    reply_topic: _builtins.str
+    """publish the outcome there; empty: where the letter says, if it does"""
     def __init__(
         self,
         *,
         message_id: _builtins.str = ...,
+        principal: _builtins.str = ...,
+        env: _builtins.str = ...,
+        reply_topic: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message_id", b"message_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["env", b"env", "message_id", b"message_id", "principal", b"principal", "reply_topic", b"reply_topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -860,15 +961,19 @@ class RedriveDeadLetterReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    TRACE_ID_FIELD_NUMBER: _builtins.int
     message_id: _builtins.str
+    """of the new request"""
+    trace_id: _builtins.str
     def __init__(
         self,
         *,
         message_id: _builtins.str = ...,
+        trace_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message_id", b"message_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message_id", b"message_id", "trace_id", b"trace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -299,10 +299,13 @@ class Hop(_message.Message):
     MESSAGE_ID_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
     DEDUP_KEY_FIELD_NUMBER: _builtins.int
+    DETACHED_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.str
     message_id: _builtins.str
     session_id: _builtins.str
     dedup_key: _builtins.str
+    detached: _builtins.bool
+    """nobody before it waits for it: an event, or a request with a reply_topic"""
     def __init__(
         self,
         *,
@@ -310,10 +313,11 @@ class Hop(_message.Message):
         message_id: _builtins.str = ...,
         session_id: _builtins.str = ...,
         dedup_key: _builtins.str = ...,
+        detached: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "dedup_key", b"dedup_key", "message_id", b"message_id", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "dedup_key", b"dedup_key", "detached", b"detached", "message_id", b"message_id", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -406,6 +410,7 @@ class Envelope(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     PRINCIPAL_FIELD_NUMBER: _builtins.int
     ACTORS_FIELD_NUMBER: _builtins.int
+    RESENT_FIELD_NUMBER: _builtins.int
     message_id: _builtins.str
     """the idempotency key; kept on every retry and resend"""
     type: Global___MessageType.ValueType
@@ -451,6 +456,8 @@ class Envelope(_message.Message):
     """written by the node"""
     principal: _builtins.str
     """written by the node"""
+    resent: _builtins.bool
+    """its sender's link began anew since or just before it was made: who should get it may not be back"""
     @_builtins.property
     def target(self) -> Global___Target: ...
     @_builtins.property
@@ -513,10 +520,11 @@ class Envelope(_message.Message):
         tenant: _builtins.str = ...,
         principal: _builtins.str = ...,
         actors: _abc.Iterable[_builtins.str] | None = ...,
+        resent: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "error", b"error", "payload", b"payload", "target", b"target", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actors", b"actors", "attempt", b"attempt", "correlation_id", b"correlation_id", "created_at", b"created_at", "dedup_key", b"dedup_key", "entry", b"entry", "env", b"env", "epoch", b"epoch", "error", b"error", "fresh", b"fresh", "headers", b"headers", "hop_count", b"hop_count", "idempotent", b"idempotent", "lineage", b"lineage", "message_id", b"message_id", "more", b"more", "parent_message_id", b"parent_message_id", "parent_span_id", b"parent_span_id", "path", b"path", "payload", b"payload", "principal", b"principal", "priority", b"priority", "profile", b"profile", "protocol_version", b"protocol_version", "recipient", b"recipient", "reply_topic", b"reply_topic", "sequence", b"sequence", "session_event", b"session_event", "session_id", b"session_id", "signature", b"signature", "source", b"source", "span_id", b"span_id", "strict_session", b"strict_session", "target", b"target", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "timing", b"timing", "trace_id", b"trace_id", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actors", b"actors", "attempt", b"attempt", "correlation_id", b"correlation_id", "created_at", b"created_at", "dedup_key", b"dedup_key", "entry", b"entry", "env", b"env", "epoch", b"epoch", "error", b"error", "fresh", b"fresh", "headers", b"headers", "hop_count", b"hop_count", "idempotent", b"idempotent", "lineage", b"lineage", "message_id", b"message_id", "more", b"more", "parent_message_id", b"parent_message_id", "parent_span_id", b"parent_span_id", "path", b"path", "payload", b"payload", "principal", b"principal", "priority", b"priority", "profile", b"profile", "protocol_version", b"protocol_version", "recipient", b"recipient", "reply_topic", b"reply_topic", "resent", b"resent", "sequence", b"sequence", "session_event", b"session_event", "session_id", b"session_id", "signature", b"signature", "source", b"source", "span_id", b"span_id", "strict_session", b"strict_session", "target", b"target", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "timing", b"timing", "trace_id", b"trace_id", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

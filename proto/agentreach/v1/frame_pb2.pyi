@@ -608,6 +608,39 @@ class Unsubscribe(_message.Message):
 Global___Unsubscribe: _TypeAlias = Unsubscribe  # noqa: Y015
 
 @_typing.final
+class Unsubscribed(_message.Message):
+    """The node ended these subscriptions, or did not take them: what `detached` is for an agent."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENT_ID_FIELD_NUMBER: _builtins.int
+    ENV_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    agent_id: _builtins.str
+    """empty: the caller"""
+    env: _builtins.str
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def error(self) -> _error_pb2.Error: ...
+    def __init__(
+        self,
+        *,
+        agent_id: _builtins.str = ...,
+        env: _builtins.str = ...,
+        topics: _abc.Iterable[_builtins.str] | None = ...,
+        error: _error_pb2.Error | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "env", b"env", "error", b"error", "topics", b"topics"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Unsubscribed: _TypeAlias = Unsubscribed  # noqa: Y015
+
+@_typing.final
 class Gap(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -975,13 +1008,20 @@ Global___Found: _TypeAlias = Found  # noqa: Y015
 
 @_typing.final
 class Drain(_message.Message):
+    """The node is leaving; with `agent_id`, only that agent shall: finish what it works on, then detach."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     PEERS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    AGENT_ID_FIELD_NUMBER: _builtins.int
+    ENV_FIELD_NUMBER: _builtins.int
     deadline_ms: _builtins.int
+    """until then; what still runs is cancelled"""
     reason: _builtins.str
+    agent_id: _builtins.str
+    env: _builtins.str
     @_builtins.property
     def peers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -990,10 +1030,12 @@ class Drain(_message.Message):
         deadline_ms: _builtins.int = ...,
         peers: _abc.Iterable[_builtins.str] | None = ...,
         reason: _builtins.str = ...,
+        agent_id: _builtins.str = ...,
+        env: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "peers", b"peers", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "deadline_ms", b"deadline_ms", "env", b"env", "peers", b"peers", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1091,6 +1133,7 @@ class Signal(_message.Message):
     INTEREST_FIELD_NUMBER: _builtins.int
     FORWARD_FIELD_NUMBER: _builtins.int
     FORWARDED_FIELD_NUMBER: _builtins.int
+    UNSUBSCRIBED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def heartbeat(self) -> Global___Heartbeat: ...
     @_builtins.property
@@ -1163,6 +1206,8 @@ class Signal(_message.Message):
     def forward(self) -> Global___Forward: ...
     @_builtins.property
     def forwarded(self) -> Global___Forwarded: ...
+    @_builtins.property
+    def unsubscribed(self) -> Global___Unsubscribed: ...
     def __init__(
         self,
         *,
@@ -1201,12 +1246,13 @@ class Signal(_message.Message):
         interest: Global___Interest | None = ...,
         forward: Global___Forward | None = ...,
         forwarded: Global___Forwarded | None = ...,
+        unsubscribed: Global___Unsubscribed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "attached", b"attached", "attempt_state", b"attempt_state", "config_update", b"config_update", "detach", b"detach", "detached", b"detached", "drain", b"drain", "forward", b"forward", "forwarded", b"forwarded", "found", b"found", "gap", b"gap", "goodbye", b"goodbye", "grant", b"grant", "handover", b"handover", "heartbeat", b"heartbeat", "heartbeat_ack", b"heartbeat_ack", "hello", b"hello", "interest", b"interest", "kind", b"kind", "loads", b"loads", "lookup", b"lookup", "node_hello", b"node_hello", "pins_honoured", b"pins_honoured", "probe", b"probe", "probe_reply", b"probe_reply", "progress", b"progress", "session_ready", b"session_ready", "session_release", b"session_release", "session_restore", b"session_restore", "session_snapshot", b"session_snapshot", "status_change", b"status_change", "stream_credit", b"stream_credit", "subscribe", b"subscribe", "unsubscribe", b"unsubscribe", "want", b"want", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "attached", b"attached", "attempt_state", b"attempt_state", "config_update", b"config_update", "detach", b"detach", "detached", b"detached", "drain", b"drain", "forward", b"forward", "forwarded", b"forwarded", "found", b"found", "gap", b"gap", "goodbye", b"goodbye", "grant", b"grant", "handover", b"handover", "heartbeat", b"heartbeat", "heartbeat_ack", b"heartbeat_ack", "hello", b"hello", "interest", b"interest", "kind", b"kind", "loads", b"loads", "lookup", b"lookup", "node_hello", b"node_hello", "pins_honoured", b"pins_honoured", "probe", b"probe", "probe_reply", b"probe_reply", "progress", b"progress", "session_ready", b"session_ready", "session_release", b"session_release", "session_restore", b"session_restore", "session_snapshot", b"session_snapshot", "status_change", b"status_change", "stream_credit", b"stream_credit", "subscribe", b"subscribe", "unsubscribe", b"unsubscribe", "unsubscribed", b"unsubscribed", "want", b"want", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "attached", b"attached", "attempt_state", b"attempt_state", "config_update", b"config_update", "detach", b"detach", "detached", b"detached", "drain", b"drain", "forward", b"forward", "forwarded", b"forwarded", "found", b"found", "gap", b"gap", "goodbye", b"goodbye", "grant", b"grant", "handover", b"handover", "heartbeat", b"heartbeat", "heartbeat_ack", b"heartbeat_ack", "hello", b"hello", "interest", b"interest", "kind", b"kind", "loads", b"loads", "lookup", b"lookup", "node_hello", b"node_hello", "pins_honoured", b"pins_honoured", "probe", b"probe", "probe_reply", b"probe_reply", "progress", b"progress", "session_ready", b"session_ready", "session_release", b"session_release", "session_restore", b"session_restore", "session_snapshot", b"session_snapshot", "status_change", b"status_change", "stream_credit", b"stream_credit", "subscribe", b"subscribe", "unsubscribe", b"unsubscribe", "want", b"want", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "attached", b"attached", "attempt_state", b"attempt_state", "config_update", b"config_update", "detach", b"detach", "detached", b"detached", "drain", b"drain", "forward", b"forward", "forwarded", b"forwarded", "found", b"found", "gap", b"gap", "goodbye", b"goodbye", "grant", b"grant", "handover", b"handover", "heartbeat", b"heartbeat", "heartbeat_ack", b"heartbeat_ack", "hello", b"hello", "interest", b"interest", "kind", b"kind", "loads", b"loads", "lookup", b"lookup", "node_hello", b"node_hello", "pins_honoured", b"pins_honoured", "probe", b"probe", "probe_reply", b"probe_reply", "progress", b"progress", "session_ready", b"session_ready", "session_release", b"session_release", "session_restore", b"session_restore", "session_snapshot", b"session_snapshot", "status_change", b"status_change", "stream_credit", b"stream_credit", "subscribe", b"subscribe", "unsubscribe", b"unsubscribe", "unsubscribed", b"unsubscribed", "want", b"want", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["heartbeat", "heartbeat_ack", "stream_credit", "progress", "probe", "probe_reply", "hello", "welcome", "attach", "attached", "detach", "detached", "status_change", "subscribe", "unsubscribe", "gap", "session_release", "session_snapshot", "session_restore", "session_ready", "config_update", "lookup", "found", "drain", "goodbye", "node_hello", "loads", "pins_honoured", "attempt_state", "want", "grant", "handover", "interest", "forward", "forwarded"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["heartbeat", "heartbeat_ack", "stream_credit", "progress", "probe", "probe_reply", "hello", "welcome", "attach", "attached", "detach", "detached", "status_change", "subscribe", "unsubscribe", "gap", "session_release", "session_snapshot", "session_restore", "session_ready", "config_update", "lookup", "found", "drain", "goodbye", "node_hello", "loads", "pins_honoured", "attempt_state", "want", "grant", "handover", "interest", "forward", "forwarded", "unsubscribed"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 

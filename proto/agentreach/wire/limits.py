@@ -31,6 +31,7 @@ FRAME_BYTES_MAX = 256 << 10  # or one larger envelope; frames of many large enve
 
 OUTBOX_ENVELOPES_MAX = 1024  # waiting; beyond, requests see the peer as full
 OUTBOX_BYTES_MAX = 16 << 20  # waiting and unacknowledged together
+OUTBOX_BYTES_SHARE = 256 << 10  # of one link that is never refused, however much all links of a node hold together
 OUTBOX_BYTES_HARD_MAX = 64 << 20  # replies may exceed the bound above up to here; beyond, SLOW_CONSUMER
 UNACKED_ENVELOPES_MAX = (
     4096  # given to the transport, not acknowledged: writing pauses (write() itself is no back-pressure)

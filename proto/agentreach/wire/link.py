@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from agentreach.v1.frame_pb2 import Frame, Signal
 from agentreach.wire import framing, limits
-from agentreach.wire.outbox import Item, Outbox
+from agentreach.wire.outbox import Item, Outbox, Shared
 
 UNNUMBERED_SIGNALS = frozenset(
     {"hello", "node_hello", "welcome", "heartbeat", "heartbeat_ack", "probe", "probe_reply", "goodbye"}
@@ -41,8 +41,8 @@ class _SentFrame:
 class Link(Outbox):
     """One end of a link. All times are seconds of the caller's monotonic clock."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, shared: Shared | None = None) -> None:
+        super().__init__(shared)
         self._signals: deque[bytes] = deque()
         self._unnumbered: deque[bytes] = deque()
         self._kept: deque[_SentFrame] = deque()
@@ -69,6 +69,7 @@ class Link(Outbox):
         return (
             self.waiting >= limits.OUTBOX_ENVELOPES_MAX
             or self.waiting_bytes + self.unacked_bytes >= limits.OUTBOX_BYTES_MAX
+            or (self.waiting_bytes + self.unacked_bytes >= limits.OUTBOX_BYTES_SHARE and self.shared.full)
         )
 
     @property
@@ -107,6 +108,7 @@ class Link(Outbox):
             self.unacked >= limits.UNACKED_ENVELOPES_MAX
             or self.unacked_bytes >= limits.UNACKED_BYTES_MAX
             or len(self._kept) >= limits.UNACKED_ENVELOPES_MAX
+            or (self.unacked_bytes >= limits.OUTBOX_BYTES_SHARE and self.shared.full)
         )
 
     def signal(self, signal: Signal) -> int:
@@ -222,6 +224,7 @@ class Link(Outbox):
                 item.data = None
             self.unacked -= len(frame.items)
             self.unacked_bytes -= frame.bytes_held
+            self.shared.bytes_held -= frame.bytes_held
 
     # ---- resume ----
 
@@ -252,6 +255,7 @@ class Link(Outbox):
         declared anew.
         """
         self._wait_again(item for frame in self._kept for item in frame.items)
+        self.shared.bytes_held -= self.unacked_bytes
         self.unacked = self.unacked_bytes = 0
         self._kept.clear()
         self._resend.clear()
@@ -260,6 +264,11 @@ class Link(Outbox):
         self._broken = False
         self._next_seq = 1
         self.acknowledged = self.last_accepted = self._ack_sent = self._envelopes_since_ack = 0
+
+    def give_up(self) -> None:
+        """The link is over: what it holds counts no longer. Nothing may be put on it afterwards."""
+        self.shared.bytes_held -= self.waiting_bytes + self.unacked_bytes
+        self.shared = Shared()
 
     def outstanding(self) -> Iterator[Item]:
         """Every envelope that the peer has not accepted, sent or not, oldest first within a priority."""

@@ -38,10 +38,27 @@ class Item:
         """Who wants to know of the acknowledgement; such items come out in `Link.confirmed`."""
 
 
+class Shared:
+    """What all links of a process hold together: many slow peers must not take what one may."""
+
+    __slots__ = ("bytes_held", "bytes_max")
+
+    def __init__(self, bytes_max: int = 1 << 62) -> None:
+        self.bytes_held = 0
+        """Bytes of envelopes that wait or are not acknowledged."""
+        self.bytes_max = bytes_max
+
+    @property
+    def full(self) -> bool:
+        """True when links that hold much of it take nothing more."""
+        return self.bytes_held >= self.bytes_max
+
+
 class Outbox:
     """The sending half of a link, up to the moment at which an envelope gets a number."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: Shared | None = None) -> None:
+        self.shared = shared or Shared()
         self._lanes: tuple[deque[Item], deque[Item], deque[Item]] = (deque(), deque(), deque())
         self._withdrawn = 0
         self.waiting = 0
@@ -56,8 +73,10 @@ class Outbox:
         """Queue an envelope that is serialised already."""
         item = Item(data, priority, now)
         self._lanes[priority].append(item)
+        size = len(data)
         self.waiting += 1
-        self.waiting_bytes += len(data)
+        self.waiting_bytes += size
+        self.shared.bytes_held += size
         return item
 
     def withdraw(self, item: Item) -> bool:
@@ -73,6 +92,7 @@ class Outbox:
             item.waits = False
             self.waiting -= 1
             self.waiting_bytes -= len(data)
+            self.shared.bytes_held -= len(data)
             self._withdrawn += 1
             if self._withdrawn > limits.FRAME_ENVELOPES_MAX and self._withdrawn > self.waiting:
                 self._sweep()
@@ -133,4 +153,5 @@ class Outbox:
                 item.waits = item.doubtful = True
                 self.waiting += 1
                 self.waiting_bytes += len(item.data)
+                self.shared.bytes_held += len(item.data)
             lane.extendleft(reversed(again))

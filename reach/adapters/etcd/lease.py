@@ -10,6 +10,8 @@ import asyncio
 import math
 from contextlib import suppress
 
+import structlog
+
 from agentreach.aio.clock import boot_time
 from reach.adapters.etcd import etcd_private_pb2 as pb
 from reach.adapters.etcd.calls import LEASE_GRANT, LEASE_KEEP_ALIVE, LEASE_REVOKE, Calls
@@ -18,6 +20,9 @@ from reach.adapters.etcd.status import Verdict
 from reach.adapters.etcd.stream import Stream
 from reach.core.store import LeaseGone, StoreUnavailable
 
+_log = structlog.get_logger("reach")
+
+AGAIN_S = 1.0  # after a fault of ours; a lease lasts many times as long
 RELEASE_S = 2.0  # of a revocation on release: whoever stops does not wait longer, the lease expires by itself
 
 KeepAlive = Stream[pb.LeaseKeepAliveRequest, pb.LeaseKeepAliveResponse]
@@ -102,6 +107,7 @@ class LeaseKeeper:
         self._leases: dict[int, EtcdLease] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._closed = False
 
     async def grant(self, ttl_s: float) -> EtcdLease:
         """Get a lease and keep it alive. A lost answer leaves a lease behind that holds no key and expires."""
@@ -114,8 +120,19 @@ class LeaseKeeper:
             self._schedule.add(lease.id, lease.ttl_s, asked_at)
             self._wake.set()
             if self._task is None:
-                self._task = asyncio.create_task(self._run(), name="etcd lease keeper")
+                self._start()
         return lease
+
+    def _start(self) -> None:
+        if not self._closed:
+            self._task = asyncio.create_task(self._run(), name="etcd lease keeper")
+            self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Leases that nobody keeps alive would take this node's agents out of the registry: go on after any fault."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("the keeper of the leases failed; it is started again", exc_info=error)
+            task.get_loop().call_later(AGAIN_S, self._start)
 
     async def revoke(self, lease_id: int) -> None:
         """End a lease, ours or not; an unknown one is ignored."""
@@ -129,11 +146,10 @@ class LeaseKeeper:
 
     async def close(self) -> None:
         """Stop; the leases expire at their time. By this clock they are lost then, and `wait_lost` says so."""
+        self._closed = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-            if not self._task.cancelled() and (error := self._task.exception()) is not None:
-                raise error
 
     async def _run(self) -> None:
         failures = 0

@@ -58,6 +58,14 @@ def admin(node: Switchboard) -> grpc.GenericRpcHandler:
                 "GetTrace", admin_pb2.GetTraceRequest, lambda request, who: node.get_trace(request.trace_id, who)
             ),
             "ListSessions": query("ListSessions", admin_pb2.ListSessionsRequest, node.list_sessions),
+            "ListDeadLetters": query("ListDeadLetters", admin_pb2.ListDeadLettersRequest, node.list_dead_letters),
+            "RedriveDeadLetter": query(
+                "RedriveDeadLetter", admin_pb2.RedriveDeadLetterRequest, node.redrive_dead_letter
+            ),
+            "ListBreakers": query("ListBreakers", admin_pb2.ListBreakersRequest, node.list_breakers),
+            "ResetBreaker": query("ResetBreaker", admin_pb2.ResetBreakerRequest, node.reset_breaker),
+            "DrainAgent": query("DrainAgent", admin_pb2.DrainAgentRequest, node.drain_agent),
+            "DrainNode": query("DrainNode", admin_pb2.DrainNodeRequest, node.drain_node),
         },
     )
 

@@ -56,11 +56,35 @@ async def test_a_node_that_forgot_the_link_gets_pending_requests_again_in_order_
     await eventually(lambda: len(node.sessions) == 1 and len(node.session.envelopes) == 4)
     again = node.session.envelopes
     assert [e.message_id for e in again] == [e.message_id for e in first.envelopes]
-    assert not any(e.fresh for e in again)
+    assert not any(e.fresh for e in again) and all(e.resent for e in again)
+    assert not any(e.resent for e in first.envelopes)
     assert all(0 < e.timeout_ms < 20_000 for e in again)
+    anew = asyncio.create_task(mesh.request(4, capabilities=["work"], timeout=20, session="s"))
+    await eventually(lambda: len(node.session.envelopes) == 5)
+    assert node.session.envelopes[-1].fresh and node.session.envelopes[-1].resent, "its agent may not be back either"
+    anew.cancel()
     for call in (*calls, fresh):
         call.cancel()
     await asyncio.gather(*calls, fresh, return_exceptions=True)
+
+
+async def test_a_call_with_less_time_left_than_a_node_takes_is_not_sent_again(
+    node: FakeNode, mesh: ConnectedMesh
+) -> None:
+    """A node would call it INVALID_ENVELOPE, which it never was; its own time ends it in a moment."""
+    node.hold_requests = True
+    asked = asyncio.create_task(mesh.request("x", capabilities=["work"], timeout=20, message_id="m"))
+    await eventually(lambda: len(node.session.envelopes) == 1)
+    calls = mesh._calls()
+    call = calls.find("m")
+    assert call is not None
+    sent = call.item
+    calls._send_again(call, call.deadline - 0.009)
+    assert call.item is sent
+    calls._send_again(call, call.deadline - 0.011)
+    assert call.item is not sent
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
 
 
 async def test_an_agent_attaches_anew_with_what_it_holds_after_the_node_forgot_it(node: FakeNode) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent_sdk import Agent, AgentError, ConnectedMesh, Internal, ReachError
+from agent_sdk import Agent, AgentError, ConnectedMesh, Internal, ReachError, Timeout
 from agentreach.v1 import envelope_pb2 as pb
 from tests.support.fake_node import FakeNode, eventually
 
@@ -36,6 +36,12 @@ class Producer:
             for i in range(n):
                 yield i
             raise AgentError("out of words")
+
+        @self.agent.on("stick")
+        async def sticking(n: int) -> AsyncIterator[int]:
+            for i in range(n):
+                yield i
+            await asyncio.Event().wait()
 
         @self.agent.on("plain")
         async def plain(data: Any) -> Any:
@@ -80,6 +86,17 @@ async def test_an_error_in_the_midst_says_after_how_many_items(node: FakeNode, m
                 got.append(item)
     assert got == [0, 1, 2]
     assert caught.value.details["items"] == "3"
+
+
+async def test_a_stream_that_comes_to_nothing_says_after_how_many_items(node: FakeNode, mesh: ConnectedMesh) -> None:
+    """Also where the node says nothing: it is away, or deaf."""
+    producer = Producer(node)
+    async with producer.agent, mesh.stream(3, capabilities=["stick"], timeout=0.2) as items:
+        got = []
+        with pytest.raises(Timeout) as caught:
+            async for item in items:
+                got.append(item)
+    assert got == [0, 1, 2] and caught.value.details["items"] == "3"
 
 
 async def test_leaving_early_ends_the_generator(node: FakeNode, mesh: ConnectedMesh) -> None:

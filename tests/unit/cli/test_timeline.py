@@ -55,6 +55,7 @@ def test_a_second_attempt_has_spans_of_its_own() -> None:
         ("received", 0, 0, ""),
         ("delivered", 1, 1, "a/1"),
         ("started", 2, 1, ""),
+        ("failed", 4, 1, "AGENT_LOST at a/1"),
         ("retried", 5, 1, "link lost"),
         ("delivered", 9, 2, "a/2"),
         ("accepted", 10, 2, ""),
@@ -62,6 +63,7 @@ def test_a_second_attempt_has_spans_of_its_own() -> None:
         ("replied", 20, 2, ""),
     ]
     (found,) = timeline.messages(GetTraceReply(messages=[message("m1", stages)]))
+    assert ("the attempt failed", 1) in spans(found)
     assert ("before the next attempt", 4) in spans(found)
     assert ("in the agent's local queue", 2) in spans(found)
 

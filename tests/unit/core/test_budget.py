@@ -50,7 +50,8 @@ def test_it_decides_like_one_who_remembers_everything(steps: list[tuple[str, str
             allowed = budget.may_retry(target, instance, now)
             assert allowed == twin.may_retry(target, instance, now)
             if allowed:
-                budget.noted(target, instance, now)
+                budget.planned(target, now)
+                budget.began(instance)
                 twin.events.append(("retry", target, int(now)))
                 twin.running[instance] += 1
         elif step == "retries":
@@ -58,7 +59,8 @@ def test_it_decides_like_one_who_remembers_everything(steps: list[tuple[str, str
                 allowed = budget.may_retry(target, f"short {number}", now)
                 assert allowed == twin.may_retry(target, f"short {number}", now)
                 if allowed:
-                    budget.noted(target, f"short {number}", now)
+                    budget.planned(target, now)
+                    budget.began(f"short {number}")
                     budget.ended(f"short {number}")
                     twin.events.append(("retry", target, int(now)))
         elif step == "end" and twin.running[instance]:
@@ -80,7 +82,8 @@ def test_a_target_that_always_fails_is_asked_little_more_than_it_was_meant_to_be
         reached += 1
         for _ in range(2):
             if budget.may_retry("t", f"i{tick % 4}", now):
-                budget.noted("t", f"i{tick % 4}", now)
+                budget.planned("t", now)
+                budget.began(f"i{tick % 4}")
                 budget.ended(f"i{tick % 4}")
                 reached += 1
     assert reached / made <= 1.2
@@ -92,7 +95,8 @@ def test_a_target_with_few_requests_has_one_retry_a_second() -> None:
     granted = 0
     for tick in range(100):
         if budget.may_retry("t", "i", tick / 10):
-            budget.noted("t", "i", tick / 10)
+            budget.planned("t", tick / 10)
+            budget.began("i")
             budget.ended("i")
             granted += 1
     assert granted == 10
@@ -104,7 +108,8 @@ def test_a_pause_forgets_no_more_than_has_passed() -> None:
         budget.requested("t", 0.5)
     for tick in range(20):
         assert budget.may_retry("t", "i", 5.5 + tick / 100)
-        budget.noted("t", "i", 5.5 + tick / 100)
+        budget.planned("t", 5.5 + tick / 100)
+        budget.began("i")
         budget.ended("i")
     assert not budget.allows("t", 5.9)
     assert not budget.allows("t", 14.9)  # the requests are out of the window, the retries are not
@@ -115,7 +120,8 @@ def test_three_retries_are_under_way_at_one_instance_and_no_more() -> None:
     budget = RetryBudget()
     for _ in range(3):
         assert budget.may_retry("t", "i", 0.0)
-        budget.noted("t", "i", 0.0)
+        budget.planned("t", 0.0)
+        budget.began("i")
     assert not budget.may_retry("t", "i", 0.0)
     assert budget.may_retry("t", "j", 0.0)
     budget.ended("i")
@@ -144,6 +150,7 @@ def test_more_types_than_the_bound_share_what_is_left() -> None:
     assert len(budget) == 3
     for _ in range(20):
         if budget.allows("t50", 0.0):
-            budget.noted("t50", object(), 0.0)
+            budget.planned("t50", 0.0)
+            budget.began(object())
     assert not budget.allows("t99", 0.0)
     assert budget.allows("t0", 0.0)

@@ -130,6 +130,15 @@ def test_no_call_ever_goes_on_beyond_its_hops(agents: list[str], keys: str) -> N
     assert (error is None) == (reached == len(agents))
 
 
+def test_nobody_before_a_detached_hop_waits_for_what_is_sent_from_there() -> None:
+    path = list(hops("a/1", "b/1", "c/1"))
+    assert ancestors(path) == {"m-0", "m-1", "m-2"}
+    path[1].detached = True
+    assert ancestors(path) == {"m-1", "m-2"}
+    path[2].detached = True
+    assert ancestors(path) == {"m-2"}
+
+
 def test_a_call_to_oneself_deadlocks_when_every_slot_is_an_ancestors() -> None:
     assert would_deadlock(ancestors(hops("a/1")), ["m-0"])
     assert would_deadlock(ancestors(hops("a/1", "b/1")), ["m-0"])

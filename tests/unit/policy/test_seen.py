@@ -109,3 +109,10 @@ def test_an_entry_is_gone_when_its_owner_is_told() -> None:
     seen.put(1, 1, 1, 0.0)
     seen.put(2, 2, 1, 0.0)
     assert lengths == [1] and seen.discard(1) is None and seen.discard(2) == 2
+
+
+def test_values_are_the_oldest_first() -> None:
+    seen: Seen[str, int] = Seen(3, 100, 60.0)
+    for number, key in enumerate("abcda"):
+        seen.put(key, number, 1, float(number))
+    assert seen.values() == [2, 3, 4]

@@ -24,7 +24,7 @@ from agentreach.v1.frame_pb2 import (
 )
 from agentreach.wire import framing, limits, link
 from agentreach.wire.link import Link, LinkError
-from agentreach.wire.outbox import HIGH, LOW, NORMAL, Item
+from agentreach.wire.outbox import HIGH, LOW, NORMAL, Item, Shared
 
 
 def envelope(name: str, size: int = 0, fresh: bool = True) -> Envelope:
@@ -263,6 +263,7 @@ def recount(subject: Link) -> None:
     assert len(list(subject.outstanding())) == subject.waiting + sum(
         item.data is not None for frame in subject._kept for item in frame.items
     )
+    assert subject.shared.bytes_held == subject.waiting_bytes + subject.unacked_bytes
 
 
 STEPS = ["put"] * 6 + ["write"] * 6 + ["read"] * 6 + ["signal", "withdraw", "withdraw", "cut", "reconnect", "reconnect"]
@@ -573,6 +574,27 @@ def test_envelopes_withdrawn_while_nothing_is_written_do_not_pile_up() -> None:
     assert sum(len(lane) for lane in sender._lanes) <= limits.FRAME_ENVELOPES_MAX + 2
     recount(sender)
     assert names(taken(sender)) == ["kept"] and kept.seq == 1
+
+
+def test_when_all_links_together_hold_too_much_those_that_hold_much_are_full_and_no_other() -> None:
+    shared = Shared(3 << 20)
+    stalled = [Link(shared) for _ in range(12)]
+    for each in stalled:
+        while not each.full:
+            each.put_bytes(bytes(64 << 10), 0.0)
+            each.next_frame(0.0)
+    assert 3 << 20 <= shared.bytes_held <= (3 << 20) + 12 * (limits.OUTBOX_BYTES_SHARE + (64 << 10))
+    assert not any(each.ready for each in stalled if each.unacked_bytes >= limits.OUTBOX_BYTES_SHARE)
+    healthy, receiver = Link(shared), Link()
+    for _ in range(100):  # it goes on at its own pace: what it holds is acknowledged
+        assert not healthy.full
+        healthy.put_bytes(envelope("m").SerializeToString(), 0.0)
+        for data in iter(lambda: healthy.next_frame(0.0), None):
+            receiver.receive(Frame.FromString(data))
+            healthy.receive(Frame(ack=receiver.last_accepted))
+    for each in stalled:
+        each.give_up()
+    assert shared.bytes_held == 0
 
 
 def test_of_events_the_oldest_that_still_waits_is_dropped() -> None:

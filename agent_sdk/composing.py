@@ -1,4 +1,4 @@
-"""From a caller's arguments to a call that is under way: time, payload, and the bytes of the envelope."""
+"""From a caller's arguments to a call that is under way: time, payload, rarer fields, the bytes of the envelope."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from agent_sdk.calls import Call, Joiner, StreamReader
 from agent_sdk.current import current_work
 from agent_sdk.errors import InvalidEnvelope, PayloadTooLarge, Timeout
 from agent_sdk.identity import new_message_id, new_trace_id
 from agent_sdk.outgoing import FRESH, MESSAGE_ID, PAYLOAD, TIMEOUT_MS, TRACE_ID, Route, octets_payload
+from agent_sdk.pending import Call, Joiner, StreamReader
 from agent_sdk.shapes import to_plain
 from agentreach.aio.clock import boot_time
 from agentreach.v1 import envelope_pb2 as pb
@@ -31,60 +31,7 @@ Extras = tuple[Any, ...]
 """session, strict_session, idempotent, priority, dedup_key, headers; as the user gave them."""
 
 
-def begin(
-    owner: MeshLink,
-    pid: int,
-    route: Route,
-    data: Any,
-    timeout: Any,
-    profile: str | None,
-    message_id: str | None,
-    extras: Extras | None,
-    reader: StreamReader | None,
-) -> tuple[Call, Joiner | None]:
-    """Send a request, or join the call of its `message_id` that is under way.
-
-    `pid` is the process that made the client; `timeout` is as the user gave it, a number or None. Raises `ReachError`
-    for what cannot be sent, `RuntimeError` after a fork.
-    """
-    if os.getpid() != pid:
-        raise RuntimeError("this mesh client was made before the process forked; call connect() in the child")
-    if owner.failure is not None:
-        raise owner.failure
-    work = current_work.get()
-    now = boot_time()
-    timeout_s = _timeout(timeout, profile, work, now)
-    content = _payload(data)
-    if len(content) > owner.limits.payload_bytes_max:
-        _check_size(content, owner.limits.payload_bytes_max)
-    deadline = now + timeout_s
-    if message_id is not None:
-        found = owner.calls.find(message_id)
-        if found is not None:
-            return found, owner.calls.join(found, (route.target, content), deadline)
-    message_id, mark = (new_message_id(), FRESH) if message_id is None else (_checked(message_id), b"")
-    trace_id = new_trace_id() if work is None else work.trace_id
-    wire_id, wire_trace = message_id.encode(), trace_id.encode()
-    rest, lane, session = b"", NORMAL, None
-    if profile is not None or extras is not None or work is not None:
-        rest, lane, session = _rest(owner, route, content, profile, extras, work)
-    if timeout is not None or profile is None or work is not None:
-        rest += TIMEOUT_MS + varint(int(timeout_s * 1000) or 1)
-    envelope = b"".join(
-        (
-            *(route.head, mark, MESSAGE_ID, varint(len(wire_id)), wire_id, TRACE_ID, varint(len(wire_trace))),
-            *(wire_trace, PAYLOAD, varint(len(content)), content, rest),
-        )
-    )
-    call = Call(message_id, trace_id, envelope, deadline, route.text, owner.loop.create_future())
-    call.priority, call.session, call.reader = lane, session, reader
-    if not mark:
-        call.content = (route.target, content)
-    owner.calls.begin(call)
-    return call, None
-
-
-def _timeout(timeout: Any, profile: str | None, work: Work | None, now: float) -> float:
+def timeout_s(timeout: Any, profile: str | None, work: Work | None, now: float) -> float:
     """The time of the whole request in seconds, never more than the request being handled has left."""
     if timeout is not None:
         try:
@@ -111,7 +58,7 @@ def _timeout(timeout: Any, profile: str | None, work: Work | None, now: float) -
     return wanted
 
 
-def _payload(data: Any) -> bytes:
+def payload(data: Any) -> bytes:
     """The serialised Payload of a value. Raises `InvalidEnvelope` for what no payload can carry."""
     if type(data) is bytes:
         return octets_payload(data)
@@ -121,22 +68,23 @@ def _payload(data: Any) -> bytes:
         raise InvalidEnvelope(f"payload: {error}") from error
 
 
-def _check_size(content: bytes, bytes_max: int) -> None:
-    payload = pb.Payload.FromString(content)
-    size = len(payload.body)
+def check_size(content: bytes, bytes_max: int) -> None:
+    """Raises `PayloadTooLarge` for a serialised Payload whose content is over the limit."""
+    size = len(pb.Payload.FromString(content).body)
     if size > bytes_max:
         raise PayloadTooLarge(
             f"payload of {size} bytes; the limit for inline payloads is {bytes_max} (BlobRef for more)"
         )
 
 
-def _checked(message_id: str) -> str:
+def checked_id(message_id: str) -> str:
+    """The message_id, if it can be one. Raises `InvalidEnvelope`."""
     if not message_id or len(message_id) > 128 or not message_id.isprintable():
         raise InvalidEnvelope("message_id must have 1 to 128 characters, none of them a control character")
     return message_id
 
 
-def _rest(
+def rest(
     owner: MeshLink, route: Route, content: bytes, profile: str | None, extras: Extras | None, work: Work | None
 ) -> tuple[bytes, int, tuple[bytes, str] | None]:
     """The rarer fields, serialised; the outbox lane; the key under which the session's epoch is kept."""
@@ -171,3 +119,57 @@ def _rest(
         envelope.parent_message_id = work.message_id
         envelope.lineage = work.lineage
     return envelope.SerializeToString(), lane, key
+
+
+def begin(
+    owner: MeshLink,
+    pid: int,
+    route: Route,
+    data: Any,
+    timeout: Any,
+    profile: str | None,
+    message_id: str | None,
+    extras: Extras | None,
+    reader: StreamReader | None,
+) -> tuple[Call, Joiner | None]:
+    """Send a request, or join the call of its `message_id` that is under way.
+
+    `pid` is the process that made the client; `timeout` is as the user gave it, a number or None. Raises `ReachError`
+    for what cannot be sent, `RuntimeError` after a fork.
+    """
+    if os.getpid() != pid:
+        raise RuntimeError("this mesh client was made before the process forked; call connect() in the child")
+    if owner.failure is not None:
+        raise owner.failure
+    work = current_work.get()
+    now = boot_time()
+    alone = bool(route.reply_topic)  # it may outlive the request being handled
+    time_s = timeout_s(timeout, profile, None if alone else work, now)
+    content = payload(data)
+    if len(content) > owner.limits.payload_bytes_max:
+        check_size(content, owner.limits.payload_bytes_max)
+    deadline = now + time_s
+    if message_id is not None:
+        found = owner.calls.find(message_id)
+        if found is not None:
+            return found, owner.calls.join(found, (route.target + route.reply_topic, content), deadline)
+    message_id, mark = (new_message_id(), FRESH) if message_id is None else (checked_id(message_id), b"")
+    trace_id = new_trace_id() if work is None else work.trace_id
+    wire_id, wire_trace = message_id.encode(), trace_id.encode()
+    more, lane, session = b"", NORMAL, None
+    if profile is not None or extras is not None or work is not None:
+        more, lane, session = rest(owner, route, content, profile, extras, work)
+    if timeout is not None or profile is None or (work is not None and not alone):
+        more += TIMEOUT_MS + varint(int(time_s * 1000) or 1)
+    envelope = b"".join(
+        (
+            *(route.head, mark, MESSAGE_ID, varint(len(wire_id)), wire_id, TRACE_ID, varint(len(wire_trace))),
+            *(wire_trace, PAYLOAD, varint(len(content)), content, more),
+        )
+    )
+    call = Call(message_id, trace_id, envelope, deadline, route.text, owner.loop.create_future())
+    call.priority, call.session, call.reader = lane, session, reader
+    if not mark:
+        call.content = (route.target + route.reply_topic, content)
+    owner.calls.begin(call, owner.leaving and work is None and not route.event)
+    return call, None

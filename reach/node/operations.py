@@ -1,0 +1,126 @@
+"""What operators order: an agent or this node to drain, a breaker to close; and which breakers there are.
+
+Orders are carried out in a step; what they begin goes on by itself (`reach.core.drains`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractContextManager
+
+from agentreach.v1 import admin_pb2 as admin
+from agentreach.v1 import error_pb2 as codes
+from agentreach.wire.errors import failure
+from agentreach.wire.names import normalise_env
+from reach.core import breakers, drains
+from reach.core.agents import Agent
+from reach.core.breaker import BreakerState
+from reach.core.ports import Identity, MeshFailure
+from reach.core.requests import Attachment
+from reach.core.state import State
+from reach.node.queries import Queries
+
+BREAKERS_MAX = 1_000
+DRAIN_TIMEOUT_MS_MAX = 3_600_000
+
+_SEVERITY = (BreakerState.OPEN, BreakerState.HALF_OPEN, BreakerState.RAMPING, BreakerState.CLOSED)
+
+
+class Operations(Queries):
+    """The half of the switchboard that changes something on order."""
+
+    def __init__(self, state: State) -> None:
+        super().__init__(state)
+        self.leaving = asyncio.Event()
+        """Set when the node was ordered to drain: whoever runs it lets it end."""
+        self.leave_within_s: float | None = None
+        """How long what runs may take then; None: as configured."""
+
+    def step(self) -> AbstractContextManager[State]:
+        """Change the state; see `Engine.step`."""
+        raise NotImplementedError
+
+    # ---- draining ----
+
+    def drain_agent(self, request: admin.DrainAgentRequest, who: Identity) -> admin.DrainAgentReply:
+        """No new work for this agent; what runs there may end within the time; then it leaves."""
+        limit_s = self._limit_s(request.timeout_ms)
+        with self.step() as state:
+            attachment = self._agent(who, request.env, request.agent_id).link
+            assert isinstance(attachment, Attachment)
+            drains.agent(state, attachment, limit_s, request.reason)
+            return admin.DrainAgentReply(
+                in_flight=len(attachment.attempts),
+                sessions=len(attachment.pinned),
+                timeout_ms=int(limit_s * 1000),
+                incarnation=attachment.agent.incarnation,
+            )
+
+    def drain_node(self, request: admin.DrainNodeRequest, who: Identity) -> admin.DrainNodeReply:
+        """No new requests for this node; what runs may end within the time; then its process ends."""
+        node_id = self._state.rules.node_id
+        if request.node_id not in ("", node_id):
+            raise MeshFailure(
+                failure(codes.NO_ROUTE, f"this is node {node_id}, and it knows no node {request.node_id[:100]}")
+            )
+        limit_s = self._limit_s(request.timeout_ms)
+        with self.step() as state:
+            state.log("info", "node drains", limit_s=limit_s, why=request.reason[: drains.REASON_CHARS_MAX])
+            drains.node(state, limit_s)
+            left_s = max(0.0, state.leaves_at - state.now)  # it may have been leaving already
+            if not self.leaving.is_set():
+                self.leave_within_s = left_s
+                self.leaving.set()
+            return admin.DrainNodeReply(node_id=node_id, in_flight=state.unsettled, timeout_ms=round(left_s * 1000))
+
+    def _limit_s(self, timeout_ms: int) -> float:
+        if timeout_ms > DRAIN_TIMEOUT_MS_MAX:
+            raise MeshFailure(
+                failure(codes.INVALID_ENVELOPE, f"timeout_ms {timeout_ms}: at most {DRAIN_TIMEOUT_MS_MAX}")
+            )
+        return timeout_ms / 1000 or self._state.rules.drain_timeout_s
+
+    # ---- breakers ----
+
+    def list_breakers(self, request: admin.ListBreakersRequest, who: Identity) -> admin.ListBreakersReply:
+        """Breakers that are not closed, or have tripped lately; the worst first."""
+        with self.step() as state:
+            now = state.now
+            found = [
+                (_SEVERITY.index(breaker.state(now)), agent.agent_id, agent)
+                for agent in state.directory
+                if agent.tenant == who.tenant
+                and (breaker := agent.breaker) is not None
+                and (breaker.state(now) is not BreakerState.CLOSED or breaker.trips(now))
+            ]
+        found.sort(key=lambda each: each[:2])
+        limit = min(request.limit or BREAKERS_MAX, BREAKERS_MAX)
+        return admin.ListBreakersReply(breakers=[_told(agent, now) for _, _, agent in found[:limit]])
+
+    def reset_breaker(self, request: admin.ResetBreakerRequest, who: Identity) -> admin.ResetBreakerReply:
+        """Close an agent's breaker and forget its trips."""
+        with self.step() as state:
+            agent = self._agent(who, request.env, request.agent_id)
+            state.log("info", "breaker reset by an operator", agent=agent.agent_id)
+            breakers.reset(state, agent)
+            return admin.ResetBreakerReply()
+
+    def _agent(self, who: Identity, env: str, agent_id: str) -> Agent:
+        """The agent of this name. Raises NO_ROUTE."""
+        env = normalise_env(env)
+        agent = self._state.directory.get(who.tenant, env, agent_id)
+        if agent is None:
+            raise MeshFailure(failure(codes.NO_ROUTE, f"no agent {agent_id[:200]} in env {env[:100]}"))
+        return agent
+
+
+def _told(agent: Agent, now: float) -> admin.BreakerInfo:
+    breaker = agent.breaker
+    assert breaker is not None
+    return admin.BreakerInfo(
+        agent_id=agent.agent_id,
+        state=breaker.state(now).value,
+        trips=breaker.trips(now),
+        next_probe_ms=int(breaker.next_probe_s(now) * 1000),
+        env=agent.env,
+    )
