@@ -4,7 +4,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help setup run test check bench sim fuzz soak docs proto fmt clean
+# The compiled copy, if today's sources have one.
+FAST   := PYTHONPATH="$$($(BIN)/python tools/compiled.py --path)"
+
+.PHONY: help setup run fast test check bench sim fuzz soak docs proto fmt clean
 
 help:            ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -25,7 +28,10 @@ $(VENV)/.bench: $(STAMP)
 	@touch $@
 
 run: $(STAMP)    ## a node with demo agents, calls you can watch; Ctrl-C ends it
-	@$(BIN)/reach demo
+	@$(FAST) $(BIN)/reach demo
+
+fast: $(STAMP)   ## compile the hot path (needs a C compiler); `make run` and `make bench` then use it
+	@$(BIN)/python tools/compiled.py
 
 test: $(STAMP)   ## every test a fresh machine can run (under 10 minutes on 2 cores)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile
@@ -38,7 +44,7 @@ check: $(STAMP)  ## format, lint, types, layers, generated code and pages (under
 	@$(BIN)/python tools/genproto.py --check
 	@$(BIN)/python tools/gendocs.py --check
 
-bench: $(VENV)/.bench ## throughput and latency as ratios to plain gRPC and NATS; AGAINST=<commit> compares two trees
+bench: $(VENV)/.bench ## ratios to plain gRPC and NATS, compiled if it can be; AGAINST=<commit> compares two trees
 	@$(BIN)/python tools/bench.py $(if $(QUICK),--quick) $(if $(AGAINST),--against $(AGAINST)) $(ARGS)
 
 sim: $(STAMP)    ## 300 seeds of the whole mesh on virtual time, with faults (3 minutes at most); SEEDS=1-1000, ARGS=--help
@@ -65,4 +71,4 @@ fmt: $(STAMP)    ## format and mend what can be mended
 	@$(BIN)/ruff check --fix .
 
 clean:           ## remove .venv and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

@@ -24,19 +24,14 @@ from typing import TYPE_CHECKING, Any
 
 from agent_sdk import composing
 from agent_sdk.calls import GRACE_S, Calls
-from agent_sdk.composing import Extras
-from agent_sdk.current import current_work
 from agent_sdk.errors import InvalidEnvelope, Timeout
-from agent_sdk.identity import new_message_id, new_trace_id
 from agent_sdk.messages import Acceptance, PublishCounts, Reply
-from agent_sdk.outgoing import FRESH, MESSAGE_ID, PAYLOAD, TIMEOUT_MS, TRACE_ID, Route, Routes
+from agent_sdk.outgoing import Routes
 from agent_sdk.pending import Call, Joiner, StreamReader
 from agent_sdk.streams import ReplyStream
 from agent_sdk.topics import Subscription
 from agentreach.aio.clock import boot_time
 from agentreach.v1 import envelope_pb2 as pb
-from agentreach.wire.framing import varint
-from agentreach.wire.outbox import NORMAL
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -94,8 +89,9 @@ class Mesh:
         owner = self._owner()
         if owner.link.full:
             timeout = await self._wait_for_room(owner, timeout)
-        call, joiner = self._begin(
+        call, joiner = composing.begin(
             owner,
+            self._pid,
             self._routes.selector(pb.REQUEST, agent_id, agent_type, capabilities, labels, version, policy, hash_key),
             data,
             timeout,
@@ -148,7 +144,7 @@ class Mesh:
             owner, left = self._owner(), timeout
             if owner.link.full:
                 left = await self._wait_for_room(owner, timeout)
-            call, _ = self._begin(owner, route, data, left, profile, message_id, extras, reader)
+            call, _ = composing.begin(owner, self._pid, route, data, left, profile, message_id, extras, reader)
             return call
 
         return ReplyStream(self._calls, start)
@@ -167,8 +163,9 @@ class Mesh:
         if owner.link.full:
             timeout = await self._wait_for_room(owner, timeout)
         route = self._routes.selector(pb.REQUEST, *(options.get(name) for name in _TARGET))  # type: ignore[arg-type]
-        call, joiner = self._begin(
+        call, joiner = composing.begin(
             owner,
+            self._pid,
             self._routes.replying(route, reply_topic),
             data,
             timeout,
@@ -235,7 +232,7 @@ class Mesh:
         left: float | None = timeout
         if owner.link.full:
             left = await self._wait_for_room(owner, timeout)
-        call, joiner = self._begin(owner, route, data, left, None, message_id, extras, None)
+        call, joiner = composing.begin(owner, self._pid, route, data, left, None, message_id, extras, None)
         try:
             reply = await (call.future if joiner is None else self._joined(call, joiner))
         except asyncio.CancelledError:
@@ -244,7 +241,7 @@ class Mesh:
         counts = reply.data
         if isinstance(counts, bytes):
             counts = json.loads(counts)
-        return PublishCounts(**{name: int(counts.get(name, 0)) for name in PublishCounts.__slots__})
+        return PublishCounts(*(int(counts.get(name, 0)) for name in ("matched", "accepted", "dropped", "unknown")))
 
     # ---- making a call ----
 
@@ -264,54 +261,6 @@ class Mesh:
                 may_have_executed=call.may_have_executed,
                 trace_id=call.trace_id,
             ) from None
-
-    def _begin(
-        self,
-        owner: MeshLink,
-        route: Route,
-        data: Any,
-        timeout: float | None,
-        profile: str | None,
-        message_id: str | None,
-        extras: Extras | None,
-        reader: StreamReader | None,
-    ) -> tuple[Call, Joiner | None]:
-        if os.getpid() != self._pid:
-            raise RuntimeError("this mesh client was made before the process forked; call connect() in the child")
-        if owner.failure is not None:
-            raise owner.failure
-        work = current_work.get()
-        now = boot_time()
-        alone = bool(route.reply_topic)  # it may outlive the request being handled
-        timeout_s = composing.timeout_s(timeout, profile, None if alone else work, now)
-        content = composing.payload(data)
-        if len(content) > owner.limits.payload_bytes_max:
-            composing.check_size(content, owner.limits.payload_bytes_max)
-        deadline = now + timeout_s
-        if message_id is not None:
-            found = owner.calls.find(message_id)
-            if found is not None:
-                return found, owner.calls.join(found, (route.target + route.reply_topic, content), deadline)
-        message_id, mark = (new_message_id(), FRESH) if message_id is None else (composing.checked_id(message_id), b"")
-        trace_id = new_trace_id() if work is None else work.trace_id
-        wire_id, wire_trace = message_id.encode(), trace_id.encode()
-        rest, lane, session = b"", NORMAL, None
-        if profile is not None or extras is not None or work is not None:
-            rest, lane, session = composing.rest(owner, route, content, profile, extras, work)
-        if timeout is not None or profile is None or (work is not None and not alone):
-            rest += TIMEOUT_MS + varint(int(timeout_s * 1000) or 1)
-        envelope = b"".join(
-            (
-                *(route.head, mark, MESSAGE_ID, varint(len(wire_id)), wire_id, TRACE_ID, varint(len(wire_trace))),
-                *(wire_trace, PAYLOAD, varint(len(content)), content, rest),
-            )
-        )
-        call = Call(message_id, trace_id, envelope, deadline, route.text, owner.loop.create_future())
-        call.priority, call.session, call.reader = lane, session, reader
-        if not mark:
-            call.content = (route.target + route.reply_topic, content)
-        owner.calls.begin(call, owner.leaving and work is None and not route.event)
-        return call, None
 
     async def _wait_for_room(self, owner: MeshLink, timeout: float | None) -> float | None:
         """Wait until the outbox takes more; returns what is left of `timeout`."""

@@ -1,16 +1,21 @@
-"""The parts of a message that a `Mesh` sends: its time, its payload, its rarer fields. No I/O, no clock."""
+"""From a caller's arguments to a call that is under way: time, payload, rarer fields, the bytes of the envelope."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+from agent_sdk.current import current_work
 from agent_sdk.errors import InvalidEnvelope, PayloadTooLarge, Timeout
-from agent_sdk.outgoing import Route, octets_payload
+from agent_sdk.identity import new_message_id, new_trace_id
+from agent_sdk.outgoing import FRESH, MESSAGE_ID, PAYLOAD, TIMEOUT_MS, TRACE_ID, Route, octets_payload
+from agent_sdk.pending import Call, Joiner, StreamReader
 from agent_sdk.shapes import to_plain
+from agentreach.aio.clock import boot_time
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.wire import payload as payloads
+from agentreach.wire.framing import varint
 from agentreach.wire.outbox import HIGH, LOW, NORMAL
 
 if TYPE_CHECKING:
@@ -22,11 +27,11 @@ _PROFILE_WHOLE_S = {"CACHE": 1.1, "RPC": 16.0, "LLM": 245.0, "EXTERNAL": 62.0, "
 """Whole time of a profile (behaviour.md §4, rounded up): for the SDK's own guard only; the node keeps the real one."""
 _PRIORITIES = {"HIGH": (pb.HIGH, HIGH), "NORMAL": (pb.NORMAL, NORMAL), "LOW": (pb.LOW, LOW)}
 
-Extras = tuple[str | None, bool, bool, str | None, str | None, Mapping[str, str] | None]
-"""session, strict_session, idempotent, priority, dedup_key, headers."""
+Extras = tuple[Any, ...]
+"""session, strict_session, idempotent, priority, dedup_key, headers; as the user gave them."""
 
 
-def timeout_s(timeout: float | None, profile: str | None, work: Work | None, now: float) -> float:
+def timeout_s(timeout: Any, profile: str | None, work: Work | None, now: float) -> float:
     """The time of the whole request in seconds, never more than the request being handled has left."""
     if timeout is not None:
         try:
@@ -35,7 +40,7 @@ def timeout_s(timeout: float | None, profile: str | None, work: Work | None, now
             fits = False
         if not fits:
             raise InvalidEnvelope(f"timeout {timeout!r} is not a time in seconds above 0 and at most 600")
-        wanted = timeout
+        wanted = float(timeout)
     elif profile is not None:
         wanted = _PROFILE_WHOLE_S[_profile_name(profile)]
     elif work is None:
@@ -131,3 +136,57 @@ def rest(
         envelope.parent_message_id = work.message_id
         envelope.lineage = work.lineage
     return envelope.SerializeToString(), lane, key
+
+
+def begin(
+    owner: MeshLink,
+    pid: int,
+    route: Route,
+    data: Any,
+    timeout: Any,
+    profile: str | None,
+    message_id: str | None,
+    extras: Extras | None,
+    reader: StreamReader | None,
+) -> tuple[Call, Joiner | None]:
+    """Send a request, or join the call of its `message_id` that is under way.
+
+    `pid` is the process that made the client; `timeout` is as the user gave it, a number or None. Raises `ReachError`
+    for what cannot be sent, `RuntimeError` after a fork.
+    """
+    if os.getpid() != pid:
+        raise RuntimeError("this mesh client was made before the process forked; call connect() in the child")
+    if owner.failure is not None:
+        raise owner.failure
+    work = current_work.get()
+    now = boot_time()
+    alone = bool(route.reply_topic)  # it may outlive the request being handled
+    time_s = timeout_s(timeout, profile, None if alone else work, now)
+    content = payload(data)
+    if len(content) > owner.limits.payload_bytes_max:
+        check_size(content, owner.limits.payload_bytes_max)
+    deadline = now + time_s
+    if message_id is not None:
+        found = owner.calls.find(message_id)
+        if found is not None:
+            return found, owner.calls.join(found, (route.target + route.reply_topic, content), deadline)
+    message_id, mark = (new_message_id(), FRESH) if message_id is None else (checked_id(message_id), b"")
+    trace_id = new_trace_id() if work is None else work.trace_id
+    wire_id, wire_trace = message_id.encode(), trace_id.encode()
+    more, lane, session = b"", NORMAL, None
+    if profile is not None or extras is not None or work is not None:
+        more, lane, session = rest(owner, route, content, profile, extras, work)
+    if timeout is not None or profile is None or (work is not None and not alone):
+        more += TIMEOUT_MS + varint(int(time_s * 1000) or 1)
+    envelope = b"".join(
+        (
+            *(route.head, mark, MESSAGE_ID, varint(len(wire_id)), wire_id, TRACE_ID, varint(len(wire_trace))),
+            *(wire_trace, PAYLOAD, varint(len(content)), content, more),
+        )
+    )
+    call = Call(message_id, trace_id, envelope, deadline, route.text, owner.loop.create_future())
+    call.priority, call.session, call.reader = lane, session, reader
+    if not mark:
+        call.content = (route.target + route.reply_topic, content)
+    owner.calls.begin(call, owner.leaving and work is None and not route.event)
+    return call, None

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
-from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from agent_sdk import shapes
@@ -13,6 +11,7 @@ from agent_sdk.current import current_work
 from agent_sdk.errors import AgentError, ErrorCode, Overloaded, ReachError, Rejected, to_proto
 from agent_sdk.outgoing import MORE, PAYLOAD, SEQUENCE, field, octets_field
 from agent_sdk.responses import error_core
+from agent_sdk.threads import in_pool, items_of
 from agentreach.aio.clock import boot_time
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2
@@ -28,7 +27,6 @@ log = logging.getLogger("agent_sdk")
 
 IDLE_TIMEOUT_S = 30.0  # a consumer that grants nothing for so long loses its stream
 _ITEMS_KEPT_BYTES_MAX = 1 << 20  # of one running streamed reply, for waiters that join late
-_END = object()
 
 
 async def run(work: Work) -> None:
@@ -47,7 +45,7 @@ async def run(work: Work) -> None:
         else:
             data = _data(work)
             if handler.sync:
-                result = await _in_pool(work, data)
+                result = await in_pool(work, data)
             elif handler.wants_context:
                 from agent_sdk.context import Context
 
@@ -60,6 +58,7 @@ async def run(work: Work) -> None:
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() and not work.cancelled:
             interrupted = error  # somebody ends the loop: answer, then let it
+    work.task = None  # its context holds the work: a cycle, which each message would leave to the collector
     host.finish(work, core, keep)
     if interrupted is not None:
         raise interrupted
@@ -81,32 +80,6 @@ def _data(work: Work) -> Any:
         return data if decode is None else decode(data)
     except (payloads.PayloadError, shapes.ShapeError) as error:
         raise Rejected(f"payload: {error}") from None
-
-
-async def _in_pool(work: Work, data: Any) -> Any:
-    """Run a `def` handler in the pool, with this task's context variables."""
-    handler = work.handler
-    arguments: tuple[Any, ...] = (data,)
-    if handler.wants_context:
-        from agent_sdk.context import BlockingContext
-
-        arguments = (data, BlockingContext(work))
-    return await _thread(work, handler.fn, *arguments)
-
-
-async def _thread(work: Work, fn: Any, *arguments: Any) -> Any:
-    context = contextvars.copy_context()
-
-    def call() -> tuple[Any, BaseException | None]:
-        try:
-            return context.run(fn, *arguments), None
-        except BaseException as error:  # a future does not carry StopIteration, and SystemExit would end the thread
-            return None, error
-
-    result, error = await asyncio.get_running_loop().run_in_executor(work.host.pool, call)
-    if error is not None:
-        raise error
-    return result
 
 
 def encoded(work: Work, result: Any) -> bytes:
@@ -135,7 +108,7 @@ async def _stream(work: Work) -> bytes:
     work.items = []
     work.credit = max(work.credit, STREAM_CREDIT_INITIAL)
     sequence = 0
-    generator = _items(work)
+    generator = items_of(work, _data(work))
     try:
         async for item in generator:
             core = encoded(work, item) + SEQUENCE + varint(sequence) + MORE
@@ -171,32 +144,6 @@ async def _credit(work: Work, sequence: int) -> None:
         raise Overloaded(f"the consumer took no item for {IDLE_TIMEOUT_S:g} s", retryable=False) from None
     finally:
         work.credit_waiter = None
-
-
-def _items(work: Work) -> AsyncIterator[Any]:
-    handler = work.handler
-    data = _data(work)
-    if handler.sync:
-        return _sync_items(work, data)
-    if handler.wants_context:
-        from agent_sdk.context import Context
-
-        return handler.fn(data, Context(work))  # type: ignore[no-any-return]
-    return handler.fn(data)  # type: ignore[no-any-return]
-
-
-async def _sync_items(work: Work, data: Any) -> AsyncIterator[Any]:
-    """The items of a `def` generator, each step in the pool."""
-    generator = await _in_pool(work, data)
-    try:
-        while not work.cancelled:
-            item = await _thread(work, next, generator, _END)
-            if item is _END:
-                return
-            yield item
-        raise asyncio.CancelledError
-    finally:
-        generator.close()
 
 
 # ---- failures ----

@@ -52,6 +52,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=_positive(int), help="how often everything is measured (5; quick: 2)")
     parser.add_argument("--seconds", type=_positive(float), help="how long one measurement takes (3; quick: 0.5)")
     parser.add_argument("--against", metavar="COMMIT", help="measure this commit too, interleaved")
+    parser.add_argument("--plain", action="store_true", help="measure plain Python, not the compiled build")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write every measurement to this file")
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a bound fails")
     return parser.parse_args(given)
@@ -81,13 +82,23 @@ def _positive(kind: type[int] | type[float]) -> Callable[[str], float]:
     return positive
 
 
-def columns(wanted: Sequence[str], against: tuple[Path, str] | None) -> tuple[list[System], list[str]]:
-    """The systems to measure, and notes on those that cannot be."""
+async def columns(
+    wanted: Sequence[str], against: tuple[Path, str] | None, *, plain: bool = False, make: bool = False
+) -> tuple[list[System], list[str]]:
+    """The systems to measure, and notes on those that cannot be.
+
+    Agent-Reach is measured compiled, as it ships, unless `plain`; with `make` what is not compiled yet is compiled.
+    """
     found, notes = [], []
     if "reach" in wanted:
-        found.append(System("reach", "Agent-Reach", "reach", REPOSITORY))
+        trees = {"reach": (REPOSITORY, "Agent-Reach")}
         if against is not None:
-            found.append(System("against", f"Agent-Reach {against[1]}", "reach", against[0]))
+            trees["against"] = (against[0], f"Agent-Reach {against[1]}")
+        for name, (root, title) in trees.items():
+            copy = None if plain else await tree.compiled(root, make)
+            if copy is None:
+                notes.append(f"{title} was measured in plain Python, not compiled (make fast)")
+            found.append(System(name, title, "reach", copy or root))
     if "direct" in wanted:
         found.append(System("direct", "direct gRPC", "direct"))
     if "nats" in wanted:
@@ -245,7 +256,7 @@ async def bench(given: argparse.Namespace) -> int:
     rows = [row for row in ROWS if row.name in given.rows]
     with tempfile.TemporaryDirectory(prefix="agent-reach-bench-") as scratch:
         against = tree.unpack(given.against, REPOSITORY, Path(scratch)) if given.against else None
-        found, notes = columns(given.systems, against)
+        found, notes = await columns(given.systems, against, plain=given.plain, make=not given.quick)
         measured = await all_rounds(found, rows, plan)
         single = await node_alone(found, given.rows, plan)
     notes += notes_on(measured, plan, given)

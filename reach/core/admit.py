@@ -129,7 +129,7 @@ def parent_of(state: State, lineage: bytes, envelope: Envelope, who: Identity) -
 
 def time_left_s(state: State, envelope: Envelope, parent: Lineage | None, spent_ms: int) -> float:
     """Seconds until the deadline: its own time, and never beyond its parent's, unless it outlives that on purpose."""
-    left_ms: float = whole_timeout_ms(envelope.timeout_ms, envelope.profile) - spent_ms
+    left_ms = float(whole_timeout_ms(envelope.timeout_ms, envelope.profile) - spent_ms)
     if parent is not None and parent.deadline_unix_ms and not envelope.reply_topic:
         left_ms = min(left_ms, parent.deadline_unix_ms - state.unix * 1000)
         if left_ms < limits.TIMEOUT_MS_MIN:

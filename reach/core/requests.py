@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from reach.core.stats import TypeStats
     from reach.core.trace import Stage as TraceStage
 
+NO_ANCESTORS: frozenset[str] = frozenset()
+NO_AGENTS: frozenset[str] = frozenset()
 NOTES_MAX = 60  # stages of one message besides the usual ones
 
 MessageKey = tuple[str, str, str, str]
@@ -93,7 +95,7 @@ class Request:
     items = 0
     """Items of a streamed reply so far."""
     items_at = 0.0
-    credit = STREAM_CREDIT_INITIAL
+    credit: int
     """Items that all who wait will take: what the agent was told."""
     epoch = 0
     session_event = 0
@@ -102,7 +104,7 @@ class Request:
     node_made_id = False
     holds_slot = False
     reentrant = False
-    ancestors: frozenset[str] = frozenset()
+    ancestors: frozenset[str]
     parent: Lineage | None = None
     """The call this one was made from."""
     parent_message_id = ""
@@ -127,7 +129,7 @@ class Request:
     """When the time of the current attempt is over; 0: it has all that is left."""
     retry_at = 0.0
     """When the next attempt may be made, or the excluded ones are thought of again; 0: nothing is planned."""
-    excluded: frozenset[str] = frozenset()
+    excluded: frozenset[str]
     """Agents that failed it."""
     same_at = 0.0
     """From when on one of these may get it again; 0: never."""
@@ -171,6 +173,9 @@ class Request:
         self.priority = priority
         self.fresh = fresh
         self.idempotent = idempotent
+        self.credit = STREAM_CREDIT_INITIAL
+        self.ancestors = NO_ANCESTORS
+        self.excluded = NO_AGENTS
 
     @property
     def is_settled(self) -> bool:

@@ -29,7 +29,7 @@ RIMS: dict[str, str] = {
     "agent_sdk/linkstream.py:LinkStream._envelopes": "the link: one envelope must not end it for the others",
     "agent_sdk/linkstream.py:LinkStream._signals": "the link: one signal must not end it",
     "agent_sdk/run.py:run": "the handler call: whatever the user's code raises is an answer",
-    "agent_sdk/run.py:_thread.call": "the handler call in the pool: carried over to the loop",
+    "agent_sdk/threads.py:_thread.call": "the handler call in the pool: carried over to the loop",
     "agent_sdk/run.py:_failure": "the handler call: an exception whose own text cannot be had",
     "reach/adapters/grpc_server/calls.py:query.serve": "the admin call: becomes INTERNAL with a reference",
     "reach/adapters/grpc_server/calls.py:message_call.serve": "the unary call: becomes INTERNAL with a reference",

@@ -1,9 +1,11 @@
-"""Another commit's tree, unpacked for a comparison."""
+"""The trees that are compared: another commit's, unpacked, and the compiled copy of each."""
 
 from __future__ import annotations
 
+import asyncio
 import io
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -21,6 +23,22 @@ def unpack(commit: str, repository: Path, into: Path) -> tuple[Path, str]:
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
         files.extractall(target, filter="data")
     return target, name
+
+
+async def compiled(root: Path, make: bool) -> Path | None:
+    """The compiled copy of a tree, with `make` made now if need be; None where there is none."""
+    program = root / "tools" / "compiled.py"
+    if not program.exists():
+        return None
+    command = [sys.executable, str(program), *([] if make else ["--path"])]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    try:
+        path = (await process.communicate())[0].decode().strip()
+    except asyncio.CancelledError:
+        process.terminate()
+        await process.wait()
+        raise
+    return Path(path) if path else None
 
 
 def _git(repository: Path, *arguments: str) -> bytes:

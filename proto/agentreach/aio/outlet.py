@@ -11,7 +11,7 @@ import asyncio
 import weakref
 
 from agentreach.aio.clock import boot_time
-from agentreach.wire.limits import ACK_DELAY_S, FRAME_ENVELOPES_ENOUGH
+from agentreach.wire.limits import ACK_DELAY_S
 from agentreach.wire.link import Link
 
 _TURNS_MAX = 4  # loop turns a loaded writer waits for more; beyond, latency grows and batches do not
@@ -99,7 +99,7 @@ class Outlet:
                 self._quiet()
                 return link.last_words()
             if link.ready:
-                if link.waiting < FRAME_ENVELOPES_ENOUGH:
+                if link.waiting < link.enough:
                     if self._crowd.woken >= _CROWD:
                         await self._let_turns_pass()
                     elif self._sent_envelopes >= _LOADED:
@@ -138,7 +138,7 @@ class Outlet:
     async def _let_turns_pass(self) -> None:
         for _ in range(_TURNS_MAX):
             await asyncio.sleep(0)
-            if self._link.waiting >= FRAME_ENVELOPES_ENOUGH or self._abandoned:
+            if self._link.waiting >= self._link.enough or self._abandoned:
                 return
 
     async def _let_more_come(self) -> None:

@@ -78,6 +78,14 @@ class Link(Outbox):
         return self.waiting_bytes + self.unacked_bytes >= limits.OUTBOX_BYTES_HARD_MAX
 
     @property
+    def enough(self) -> int:
+        """How many envelopes make a frame: a quarter of what is under way, at least those worth one."""
+        under_way = self.unacked // 4
+        if under_way <= limits.FRAME_ENVELOPES_ENOUGH:
+            return limits.FRAME_ENVELOPES_ENOUGH
+        return min(under_way, limits.FRAME_ENVELOPES_MAX)
+
+    @property
     def idle(self) -> bool:
         """True when nothing waits and nothing is unacknowledged."""
         return not (self.waiting or self._kept or self._signals or self._unnumbered)
@@ -134,7 +142,7 @@ class Link(Outbox):
             return self._bare_ack()
         signals = list(self._signals)
         self._signals.clear()
-        items, held = self._take() if self.waiting else ([], 0)
+        items, held = self._take(self.enough) if self.waiting else ([], 0)
         if not items and not signals:
             return self._bare_ack()
         frame = _SentFrame(self._next_seq, items, signals, held)

@@ -115,10 +115,10 @@ class Outbox:
                 return item
         return None
 
-    def _take(self) -> tuple[list[Item], int]:
+    def _take(self, enough: int) -> tuple[list[Item], int]:
         items: list[Item] = []
         held, first = 0, 0.0
-        most = min(limits.FRAME_ENVELOPES_MAX, max(limits.FRAME_ENVELOPES_ENOUGH, self.waiting // 4))
+        most = min(limits.FRAME_ENVELOPES_MAX, max(enough, self.waiting // 4))
         for lane in self._lanes:
             while lane:
                 item = lane[0]
