@@ -108,7 +108,7 @@ METRICS: tuple[Metric, ...] = (
         ("kind",),
         "Requests with a reply_topic: accepted; and their outcomes: published to at least one subscriber, or unheard.",
     ),
-    Metric("reach_dead_letters", "gauge", (), "Requests that were given up and are kept now: see `reach dead`."),
+    Metric("reach_dead_letters_kept", "gauge", (), "Requests that were given up and are kept now: see `reach dead`."),
     Metric(
         "reach_dead_letters_total",
         "counter",
@@ -251,7 +251,7 @@ def _tables(gauges: Gauges) -> Iterator[Family]:
     for (agent_type, status), count in gauges.agents.items():
         agents.add_metric([agent_type, status], count)
     yield agents
-    yield _gauge("reach_dead_letters", gauges.dead_letters)
+    yield _gauge("reach_dead_letters_kept", gauges.dead_letters)
     yield _gauge("reach_queue_depth", gauges.queue_depth)
     yield _gauge("reach_queue_oldest_seconds", gauges.queue_oldest_s)
     yield _gauge("reach_registry_age_seconds", gauges.registry_age_s)

@@ -216,7 +216,6 @@ async def test_registry_and_admin_answer_what_the_node_knows(served: Served) -> 
         "RegistryService/Heartbeat",
         "RegistryService/SetVersionPolicy",
         "AdminService/SetConfig",
-        "AdminService/DrainNode",
     ],
 )
 async def test_methods_of_later_issues_say_so(served: Served, method: str) -> None:
