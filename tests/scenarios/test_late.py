@@ -117,3 +117,31 @@ def test_what_is_said_of_one_attempt_is_not_said_of_the_next() -> None:
     breaker = core.attachment("echo/1").agent.breaker
     assert breaker is not None and breaker.failures(core.state.now) == 3, "each attempt counts"
     core.assert_settled()
+
+
+def test_a_conversations_retry_keeps_its_back_off_when_another_message_comes() -> None:
+    core = CoreMesh()
+    caller, agent = core.caller(), core.agent()
+    first = caller.request(session_id="s", timeout_ms=10_000)
+    agent.answer(first, error=failure(codes.OVERLOADED, "busy", retry_after_ms=1500))
+    second = caller.request(session_id="s", timeout_ms=10_000)
+    core.advance(1.4)
+    assert len(agent.requests) == 1
+    core.advance(0.2)
+    assert agent.got(first).attempt == 2 and not agent.has(second)
+    agent.answer(first)
+    agent.answer(second)
+    core.assert_settled()
+
+
+def test_a_conversation_whose_message_is_withdrawn_no_longer_waits_for_a_slot() -> None:
+    core = CoreMesh()
+    caller, agent = core.caller(), core.agent(max_concurrency=1)
+    running = caller.request(timeout_ms=10_000)
+    waits = caller.request(session_id="s", timeout_ms=10_000)
+    attachment = core.attachment("echo/1")
+    assert len(attachment.lanes_waiting) == 1
+    caller.cancel(waits)
+    assert not attachment.lanes_waiting
+    agent.answer(running)
+    core.assert_settled()
