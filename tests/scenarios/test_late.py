@@ -45,7 +45,7 @@ def test_the_answer_of_an_agent_that_was_told_to_be_lost_is_kept_for_a_copy() ->
 def test_a_copy_of_what_was_told_to_be_lost_goes_to_the_agent_that_came_back_with_it() -> None:
     core = CoreMesh()
     agent, caller = core.agent(), core.caller()
-    message = caller.request(timeout_ms=10_000)
+    message = caller.request(fresh=False, timeout_ms=10_000)
     agent.cut()
     core.advance(40)
     assert caller.error_of(message).code == codes.AGENT_LOST
