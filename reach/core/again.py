@@ -93,7 +93,7 @@ def never_sent(state: State, request: Request) -> None:
         agent_id=agent.agent_id,
     )
     attachment.peer.link.withdraw(item)
-    if not follows(state, request, Failed.CONNECT, error, over=True):
+    if not follows(state, request, Failed.CONNECT, error, over=True, tried=False):
         settle.fail(state, request, error)
 
 

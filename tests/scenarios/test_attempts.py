@@ -48,6 +48,29 @@ def test_what_was_never_sent_and_went_elsewhere_is_not_sent_when_the_link_is_bac
     core.assert_settled()
 
 
+def test_a_blink_of_a_link_with_unsent_requests_does_not_trip_its_agents_breaker() -> None:
+    core = CoreMesh()
+    caller = core.caller()
+    one, two = _two(core)
+    one.frozen = two.frozen = True
+    for _ in range(12):
+        caller.request(timeout_ms=60_000, agent_type="echo", policy=pb.ROUND_ROBIN)
+    two.frozen = False
+    core.pump()
+    one.cut()
+    assert len(two.requests) == 9, "what was not sent goes elsewhere, three at a time"
+    one.connect()
+    assert not core.attachment("echo/1").agent.shut, "no hand-over was tried: that its link is cut is verdict enough"
+    for message in list(two.requests):
+        two.answer(message)
+    core.advance(0.5)
+    for agent in (one, two):
+        for message in list(agent.running.values()):
+            agent.answer(message)
+    assert len(caller.replies) == 12 and not any(reply.HasField("error") for reply in caller.replies)
+    core.assert_settled()
+
+
 def test_an_attempt_whose_time_passed_in_the_outbox_gives_its_slot_back_at_once() -> None:
     core = CoreMesh()
     caller = core.caller()
