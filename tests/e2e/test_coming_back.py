@@ -70,7 +70,8 @@ async def test_what_was_asked_of_the_former_node_finds_agents_that_come_after_it
             return mesh._link().up
 
         await eventually(asked_again, "its callers are back")
-        assert await outcome(mesh, "new", agent_id=agent_id, timeout=5) == "NO_ROUTE"
+        async with connect(node.grpc, own_link=True) as new:  # it knows nothing of a former node
+            assert await outcome(new, "new", agent_id=agent_id, timeout=5) == "NO_ROUTE"
         async with make(agent_id, node.grpc, runs, own_link=True):
             assert await asyncio.gather(*asked) == ["OK"] * 20
             assert sorted(map(int, runs.read_text().split())) == list(range(20))

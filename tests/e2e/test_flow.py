@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -20,8 +19,7 @@ from agent_sdk import Agent, Context, Mesh, ReachError, connect
 from agentreach.aio.options import CLIENT_OPTIONS
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1.frame_pb2 import Signal, Subscribe
-from tests.support.agents import agent_process, eventually, make, name, nothing_in_flight, usable
-from tests.support.neighbour import neighbour
+from tests.support.agents import eventually, make, name, nothing_in_flight, usable
 from tests.support.node import NodeProcess, start_node
 from tests.support.rawlink import raw_link, raw_stream, request
 from tools.faultproxy import DOWN, FaultProxy
@@ -116,42 +114,6 @@ class TestOneIsSlow:
                 for task in healthy:
                     got = await asyncio.wait_for(task, 20)
                     assert [n for n in got if n] == list(range(1, 2 * count))
-
-    async def test_a_stalled_worker_costs_its_flooder_and_the_node_no_memory(self) -> None:
-        """D2. 128 MiB at a worker that reads nothing: bounded memory, a clear refusal, the neighbour is served."""
-        settings = {"heartbeat_interval_s": 30, "lease_ttl_s": 90, "accept_timeout_s": 60, "probe_timeout_s": 60}
-        async with start_node(**settings) as node, connect(node.grpc, own_link=True) as mesh, neighbour(node):
-            with agent_process(node.grpc, "stalled/1") as worker:
-                await usable(mesh, agent_id="stalled/1")
-                before = rss(node)
-                worker.process.send_signal(signal.SIGSTOP)
-                found: Counter[str] = Counter()
-                data = bytes(64 << 10)
-
-                async def flood() -> None:
-                    for _ in range(64):
-                        try:
-                            await mesh.request(data, agent_id="stalled/1", timeout=4)
-                        except ReachError as error:
-                            found[str(error.code)] += 1
-
-                flooding = [asyncio.create_task(flood()) for _ in range(400)]
-                most = 0
-
-                async def full() -> bool:
-                    nonlocal most
-                    most = max(most, rss(node))
-                    return found["OVERLOADED"] > 500
-
-                try:
-                    await eventually(full, "the sender is told that it is too much", every_s=0.02)
-                except AssertionError:
-                    raise AssertionError(found) from None
-                for task in flooding:
-                    task.cancel()
-                await asyncio.gather(*flooding, return_exceptions=True)
-                assert most - before < RSS_GROWTH_MAX
-                assert found.keys() <= {"OVERLOADED", "TIMEOUT", "NO_AGENT_AVAILABLE"}
 
     async def test_a_stream_that_is_never_read_costs_the_node_no_memory(self, node: NodeProcess) -> None:
         agent = Agent(name("fountain"), url=node.grpc, own_link=True, drain_timeout=0.2)
@@ -280,9 +242,7 @@ class TestPlaces:
                 kinds = ["ok", "error", "slow", "ok", "error", "slow", "ok", "ok", "error", "slow"]
                 seen.update(await asyncio.gather(*(one(mesh, kind) for kind in kinds)))
             assert most == 2
-            assert seen["OVERLOADED"] and seen["ok"] and seen.keys() <= {
-                "ok", "AGENT_ERROR", "OVERLOADED", "cancelled",
-            }  # fmt: skip
+            assert seen["ok"] and seen.keys() <= {"ok", "AGENT_ERROR", "cancelled"}, seen
 
             async def two_run() -> bool:
                 return await asyncio.gather(one(mesh, "ok"), one(mesh, "ok")) == ["ok", "ok"]

@@ -94,7 +94,7 @@ def a_success_has_happened(patch: Patch) -> None:
         envelope.more = False
         ours(self, envelope, now)
 
-    around(patch, agent_sdk.pending.Calls, "on_response", on_response)
+    around(patch, agent_sdk.calls.Calls, "on_response", on_response)
 
 
 @breaks
@@ -108,7 +108,7 @@ def a_reply_goes_to_who_asked(patch: Patch) -> None:
             envelope.payload.CopyFrom(last[-2] if len(last) > 1 else last[-1])
         ours(self, envelope, now)
 
-    around(patch, agent_sdk.pending.Calls, "on_response", on_response)
+    around(patch, agent_sdk.calls.Calls, "on_response", on_response)
 
 
 def deny(patch: Patch) -> None:
@@ -165,8 +165,8 @@ def no_request_hangs(patch: Patch) -> None:
         if not envelope.HasField("error"):
             ours(self, envelope, now)
 
-    around(patch, agent_sdk.pending.Calls, "on_response", on_response)
-    patch.setattr(agent_sdk.pending.Calls, "tick", lambda *_: False)
+    around(patch, agent_sdk.calls.Calls, "on_response", on_response)
+    patch.setattr(agent_sdk.calls.Calls, "tick", lambda *_: False)
 
 
 # ---- order ----
@@ -180,7 +180,7 @@ def items_come_in_order(patch: Patch) -> None:
         ours(self, call, value, envelope, now)
         ours(self, call, value, envelope, now)
 
-    around(patch, agent_sdk.pending.Calls, "_keep", keep)
+    around(patch, agent_sdk.calls.Calls, "_keep", keep)
 
 
 @breaks
