@@ -112,6 +112,9 @@ class Agent:
         """True after a drain that a `def` handler has outlived: its thread would keep the process from exiting."""
         self._mesh = Mesh(self._link, env, self.agent_id)
 
+    def __repr__(self) -> str:
+        return f"<Agent {self.agent_id}>"
+
     # ---- handlers ----
 
     def handler(self, fn: F) -> F:

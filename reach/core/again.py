@@ -15,6 +15,7 @@ from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.error_pb2 import Error
 from agentreach.wire.errors import failure
 from reach.core import breakers, deadlines, lanes, retry, route, settle, waiters, waiting
+from reach.core.agents import BROKEN
 from reach.core.peers import Peer
 from reach.core.requests import Request, Stage
 from reach.core.retry import Failed, GiveUp, Reason, Retry, Wait
@@ -139,7 +140,7 @@ def next_attempt(state: State, request: Request) -> None:
     elif full:
         no_room(state, request, " and ".join(sorted(full)[:3]))
     elif not _may_wait(state, request, pool, readmit=readmit):
-        _end(state, request)
+        _end(state, request, fail_fast=bool(pool.tiers[BROKEN].agents))
 
 
 def _may_wait(state: State, request: Request, pool: Pool, *, readmit: bool) -> bool:
@@ -288,11 +289,14 @@ def suppressed(state: State, request: Request, agent_ids: str) -> Error:
     return error
 
 
-def _end(state: State, request: Request) -> None:
-    """Nobody can take the next attempt: look again after the next back-off, or let the last failure be the outcome."""
+def _end(state: State, request: Request, *, fail_fast: bool = False) -> None:
+    """Nobody can take the next attempt: look again after the next back-off, or let the last failure be the outcome.
+
+    `fail_fast`: only breakers stand between it and an agent; nobody waits for these.
+    """
     settings = retry.patience(profile_of(request))
     tries = request.attempt + request.fruitless
-    if tries < settings.attempts(pinned=False):
+    if tries < settings.attempts(pinned=False) and not fail_fast:
         when = state.now + settings.wait_s(tries, state.rng)
         if when <= request.deadline - retry.LEFT_MIN_S:
             request.fruitless += 1

@@ -213,6 +213,6 @@ def unsaturate(state: State, attachment: Attachment) -> None:
 def _is_overdue(state: State, attachment: Attachment, request: Request, item: Item) -> bool:
     if item.seq == 0 or item.accepted or not attachment.peer.connected:
         return False
-    since = max(request.delivered_at, attachment.peer.back_at)
+    since = max(item.sent_at, attachment.peer.back_at)
     limit_s = min(state.rules.accept_timeout_s, (request.deadline - request.delivered_at) / 4)
     return state.now - since > limit_s

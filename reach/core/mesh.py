@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from reach.core.ports import Identity
     from reach.core.state import State
 
+AFTER_FAULT_S = 1.0
 SIGNALS_WAITING_MAX = 10_000  # answers to signals that a peer does not read: beyond, it is a slow consumer
 
 RESPONSE, EVENT, CANCEL, CALLBACK = int(pb.RESPONSE), int(pb.EVENT), int(pb.CANCEL), int(pb.CALLBACK)
@@ -117,22 +118,28 @@ def hang_up(state: State, call: Call, who: Identity) -> None:
 def tick(state: State) -> None:
     """Do what is due by `state.now`.
 
-    A fault of ours in one of them is the caller's to log. It costs the others nothing: they are due again at once.
+    A fault of ours in one of them is the caller's to log. It costs the others nothing: they are due again at once, and
+    the one with the fault a second later, so that nothing is left without a timer.
     """
     requests = deque(state.wheel.due(state.now))
     checks = deque(state.checks.due(state.now))
+    when = state.now + AFTER_FAULT_S
     try:
         while requests:
-            deadlines.on_timer(state, requests.popleft())
+            deadlines.on_timer(state, requests[0])
+            requests.popleft()
         while checks:
-            _check(state, checks.popleft())
+            _check(state, checks[0])
+            checks.popleft()
     finally:
         for request in requests:
-            request.timer = state.wheel.schedule(request, state.now)
+            request.timer = state.wheel.schedule(request, when)
+            when = state.now
         for item in checks:
-            token = state.checks.schedule(item, state.now)
+            token = state.checks.schedule(item, when)
             if not isinstance(item, Drain):  # which is never cancelled
                 item.timer = token
+            when = state.now
     if len(state.returning.held):
         returning.expire(state)
     state.replay.expire(state.now)

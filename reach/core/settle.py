@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from reach.core.state import State
 
 
+_IN_VAIN = frozenset(
+    {codes.AGENT_ERROR, codes.AGENT_LOST, codes.TIMEOUT, codes.CONNECT_FAILED, codes.OVERLOADED, codes.BREAKER_OPEN}
+)
+"""How a TASK ends whose attempts are used up. (A refusal is an answer, and a loop has its letter already.)"""
+
+
 def error_reply(error: Error, message_id: str, trace_id: str) -> Envelope:
     """The RESPONSE that carries an error."""
     return Envelope(type=pb.RESPONSE, correlation_id=message_id, trace_id=trace_id, error=error)
@@ -45,7 +51,7 @@ def answer_error(state: State, request: Request, error: Error) -> None:
     error.attempts = max(error.attempts, request.attempt)
     if request.ran:
         error.may_have_executed = True
-    if request.attempt > 1 and error.code != codes.CANCELLED and again.profile_of(request) == pb.TASK:
+    if request.attempt > 1 and error.code in _IN_VAIN and again.profile_of(request) == pb.TASK:
         deadletters.bury(state, request, error)
     if request.items:
         error.details["items"] = str(request.items)

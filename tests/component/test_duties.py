@@ -112,9 +112,11 @@ async def test_a_fault_in_one_timer_is_logged_and_costs_no_other_its_time(
 ) -> None:
     faults = 0
     real = deadlines.on_timer
+    books: list[State] = []
 
     def faulty(state: State, request: Request) -> None:
         nonlocal faults
+        books.append(state)
         if not faults:
             faults += 1
             raise Bug
@@ -129,6 +131,11 @@ async def test_a_fault_in_one_timer_is_logged_and_costs_no_other_its_time(
             assert all(isinstance(each, Timeout) for each in found)
             told_by_the_node = [each for each in found if isinstance(each, Timeout) and each.agent_id]
             assert len(told_by_the_node) == len(asked) - 1  # of the one the SDK's own guard takes care
+
+            async def ended() -> bool:
+                return not books[0].requests
+
+            await eventually(ended, "and the node itself, a second later")
     assert faults == 1 and "a tick failed" in capsys.readouterr().out
 
 

@@ -97,6 +97,7 @@ class TestAnAgent:
                 await book.answered()
         assert book.codes()["OK"] >= 70 and book.codes().keys() <= {"OK", "AGENT_LOST", "CONNECT_FAILED"}, book.codes()
 
+    @pytest.mark.soak  # in its short form: test_promises.py, a target frozen in mid call
     async def test_that_is_frozen_until_it_is_given_up_and_thaws(self, node: NodeProcess, book: Book) -> None:
         kind = unique("frozen")
         async with connect(node.grpc, own_link=True) as mesh:
@@ -185,7 +186,13 @@ class TestTheNode:
                 await book.answered()
                 assert all(each.code == "OK" for each in book.outcomes.values() if each.idempotent), book.codes()
 
-    @pytest.mark.parametrize("frozen_s", [0.5, LONG_ENOUGH_S], ids=["for-a-moment", "until-everybody-redials"])
+    @pytest.mark.parametrize(
+        "frozen_s",
+        [
+            pytest.param(0.5, id="for-a-moment"),
+            pytest.param(LONG_ENOUGH_S, id="until-everybody-redials", marks=pytest.mark.soak),
+        ],
+    )
     async def test_that_is_frozen_and_thaws_loses_and_doubles_nothing(
         self, node: NodeProcess, book: Book, frozen_s: float
     ) -> None:

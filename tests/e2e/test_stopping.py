@@ -190,6 +190,7 @@ async def rolling_restarts(rounds: int, pause_s: float) -> None:
             assert runs == list(range(len(asked)))
 
 
+@pytest.mark.soak  # under more load and in every run: test_rolling_restart.py
 async def test_workers_restarted_one_after_another_fail_no_request() -> None:
     await rolling_restarts(3, 0)
 

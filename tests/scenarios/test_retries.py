@@ -6,6 +6,7 @@ import pytest
 
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
+from agentreach.v1.registry_pb2 import AgentStatus
 from agentreach.wire.errors import failure
 from reach.core.breaker import BreakerState
 from reach.core.ports import ANYBODY
@@ -389,4 +390,54 @@ def test_a_tasks_last_attempt_goes_to_somebody_who_has_not_failed_it() -> None:
     core.advance(5)
     other.answer(message, "at last")
     assert caller.text_of(message) == "at last" and not len(core.state.dead_letters)
+    core.assert_settled()
+
+
+def test_a_retry_for_which_only_broken_agents_are_left_ends_at_once() -> None:
+    core = CoreMesh()
+    caller = core.caller()
+    one, two = _two(core)
+    two.say(AgentStatus.DRAINING)
+    for _ in range(5):
+        caller.request(timeout_ms=1500)
+        core.advance(1.6)
+    assert core.attachment("echo/1").agent.shut
+    two.say(AgentStatus.HEALTHY)
+    message = caller.request(timeout_ms=9000)
+    two.answer(message, error=failure(codes.AGENT_ERROR, "again", retryable=True))
+    two.leave()
+    core.advance(0.3)
+    assert caller.error_of(message).code == codes.AGENT_ERROR, "nobody waits for a breaker"
+    assert len(one.requests) == 5
+    core.advance(10)
+    core.assert_settled()
+
+
+def test_a_request_that_waited_long_in_the_outbox_is_not_overdue_the_moment_it_is_sent() -> None:
+    core = CoreMesh()
+    caller, agent = core.caller(), core.agent()
+    agent.frozen = True
+    message = caller.request(timeout_ms=60_000)
+    core.advance(6)
+    assert agent.peer is not None
+    held = []
+    while (data := agent.peer.link.next_frame(core.state.now)) is not None:
+        held.append(data)
+    core.advance(1.5)
+    assert core.attachment("echo/1").overdue is None
+    agent.frozen = False
+    for data in held:
+        agent.take(data)
+    agent.answer(message)
+    core.assert_settled()
+
+
+def test_a_task_that_is_refused_is_answered_and_no_dead_letter() -> None:
+    core = CoreMesh()
+    caller, agent = core.caller(), core.agent()
+    message = caller.request(profile=pb.TASK, timeout_ms=60_000)
+    agent.answer(message, error=failure(codes.AGENT_ERROR, "again", retryable=True))
+    core.advance(2)
+    agent.refuse(message)
+    assert caller.error_of(message).code == codes.REJECTED and not len(core.state.dead_letters)
     core.assert_settled()

@@ -149,6 +149,7 @@ class Link(Outbox):
         self._next_seq += 1
         for item in items:
             item.seq = frame.seq
+            item.sent_at = now
             item.waits = False
         count = len(items)
         self.waiting -= count

@@ -18,7 +18,18 @@ HIGH, NORMAL, LOW = 0, 1, 2
 class Item:
     """One envelope on its way to the peer."""
 
-    __slots__ = ("accepted", "accepted_at", "data", "doubtful", "owner", "priority", "seq", "stamped", "waits")
+    __slots__ = (
+        "accepted",
+        "accepted_at",
+        "data",
+        "doubtful",
+        "owner",
+        "priority",
+        "sent_at",
+        "seq",
+        "stamped",
+        "waits",
+    )
 
     def __init__(self, data: bytes, priority: int, stamped: float) -> None:
         self.data: bytes | None = data
@@ -26,6 +37,8 @@ class Item:
         self.stamped = stamped
         self.seq = 0
         """Number of the frame that carried it last; 0 while it was never given to the transport."""
+        self.sent_at = 0.0
+        """When that frame was taken, by the clock given to `next_frame`."""
         self.waits = True
         """True while it is in the outbox; after a restart also what was sent before waits again."""
         self.doubtful = False
