@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from agent_sdk import Agent, Mesh, NoAgentAvailable, NoRoute, RegistryUnavailable, connect
+from agent_sdk import Agent, Mesh, NoAgentAvailable, NoRoute, RegistryUnavailable, Timeout, connect
 from agentreach.aio.clock import boot_time
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.peer_pb2 import Pin
@@ -145,11 +145,11 @@ async def usable(mesh: Mesh, agent_type: str) -> None:
     async def answers() -> bool:
         try:
             await mesh.request("x", agent_type=agent_type, timeout=2)
-        except (NoAgentAvailable, NoRoute):
+        except (NoAgentAvailable, NoRoute, Timeout):
             return False
         return True
 
-    await eventually(answers, 5, f"{agent_type} is usable")
+    await eventually(answers, 20, f"{agent_type} is usable")
 
 
 @contextlib.asynccontextmanager

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import os
 import random
 import shutil
 import signal
@@ -140,9 +141,10 @@ class EtcdMember:
         self._end(signal.SIGTERM)
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay, nothing answers."""
+        """SIGSTOP: connections stay, nothing answers. Returns when every thread of it stands still."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
 
     def resume(self) -> None:
         """SIGCONT."""
