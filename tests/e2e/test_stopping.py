@@ -70,8 +70,7 @@ class TestANode:
         ("slept_s", "limit_s", "told"),
         [
             pytest.param(3.0, 20.0, "OK", id="one-task"),
-            # In one run of twenty the caller is not told (it would ask the next node): see the doubts in the notes.
-            pytest.param(60.0, 3.0, "AGENT_LOST", id="a-stuck-one", marks=pytest.mark.soak),
+            pytest.param(60.0, 3.0, "AGENT_LOST", id="a-stuck-one"),
         ],
     )
     async def test_what_runs_is_waited_for_until_the_limit(self, slept_s: float, limit_s: float, told: str) -> None:

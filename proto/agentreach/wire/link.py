@@ -45,6 +45,8 @@ class Link(Outbox):
         super().__init__(shared)
         self._signals: deque[bytes] = deque()
         self._unnumbered: deque[bytes] = deque()
+        self._goodbye: bytes | None = None
+        """Goes when all else has gone, or cannot: a peer that has read it reads no more."""
         self._kept: deque[_SentFrame] = deque()
         self._resend: deque[_SentFrame] = deque()
         self._next_seq = 1
@@ -88,7 +90,7 @@ class Link(Outbox):
     @property
     def idle(self) -> bool:
         """True when nothing waits and nothing is unacknowledged."""
-        return not (self.waiting or self._kept or self._signals or self._unnumbered)
+        return not (self.waiting or self._kept or self._signals or self._unnumbered or self._goodbye)
 
     @property
     def signals_waiting(self) -> int:
@@ -98,7 +100,7 @@ class Link(Outbox):
     @property
     def ready(self) -> bool:
         """True when `next_frame` has something to give besides a bare ack."""
-        if self._unnumbered or self._resend:
+        if self._unnumbered or self._resend or self._goodbye:
             return True
         return bool(self._signals or self.waiting) and not (self._broken or self._window_full)
 
@@ -117,7 +119,11 @@ class Link(Outbox):
         Returns the number of the frame that will carry it (until a `restart`), 0 if it is not of the numbered kind.
         """
         data = signal.SerializeToString()
-        if signal.WhichOneof("kind") in UNNUMBERED_SIGNALS:
+        kind = signal.WhichOneof("kind")
+        if kind == "goodbye":
+            self._goodbye = data
+            return 0
+        if kind in UNNUMBERED_SIGNALS:
             self._unnumbered.append(data)
             return 0
         self._signals.append(data)
@@ -125,6 +131,7 @@ class Link(Outbox):
 
     def last_words(self) -> bytes | None:
         """A frame with the unnumbered signals that wait (goodbye), whatever else does; None if there are none."""
+        self._say_goodbye()
         return self._signal_frame() if self._unnumbered else None
 
     def next_frame(self, now: float) -> bytes | None:
@@ -135,16 +142,16 @@ class Link(Outbox):
         if self._unnumbered:
             return self._signal_frame()
         if self._broken:
-            return None
+            return self.last_words()
         if self._resend:
             return self._numbered(self._resend.popleft(), now)
         if self._window_full:
-            return self._bare_ack()
+            return self.last_words() or self._bare_ack()
         signals = list(self._signals)
         self._signals.clear()
         items, held = self._take(self.enough) if self.waiting else ([], 0)
         if not items and not signals:
-            return self._bare_ack()
+            return self.last_words() or self._bare_ack()
         frame = _SentFrame(self._next_seq, items, signals, held)
         self._next_seq += 1
         for item in items:
@@ -158,6 +165,11 @@ class Link(Outbox):
         self.unacked_bytes += held
         self._kept.append(frame)
         return self._numbered(frame, now)
+
+    def _say_goodbye(self) -> None:
+        if self._goodbye is not None:
+            self._unnumbered.append(self._goodbye)
+            self._goodbye = None
 
     def _numbered(self, frame: _SentFrame, now: float) -> bytes:
         return framing.frame(frame.seq, self._ack(), frame.items, frame.signals, now)
@@ -232,6 +244,7 @@ class Link(Outbox):
     def cut(self) -> None:
         """The stream has ended: nothing unnumbered survives it, and the ack must be told anew."""
         self._unnumbered.clear()
+        self._goodbye = None
         self._resend.clear()
         self._ack_sent = -1 if self.last_accepted else 0
         self._broken = True
@@ -262,6 +275,7 @@ class Link(Outbox):
         self._resend.clear()
         self._signals.clear()
         self._unnumbered.clear()
+        self._goodbye = None
         self._broken = False
         self._next_seq = 1
         self.acknowledged = self.last_accepted = self._ack_sent = self._envelopes_since_ack = 0

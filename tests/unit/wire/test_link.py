@@ -402,7 +402,7 @@ def test_signals_that_are_not_numbered_do_not_outlive_a_cut() -> None:
 
 @pytest.mark.parametrize(
     "signal",
-    [Signal(hello=Hello()), Signal(welcome=Welcome()), Signal(probe=Probe()), Signal(goodbye=Goodbye())],
+    [Signal(hello=Hello()), Signal(welcome=Welcome()), Signal(probe=Probe())],
 )
 def test_the_signals_of_the_stream_itself_have_no_number(signal: Signal) -> None:
     sender = Link()
@@ -627,3 +627,23 @@ def test_the_hand_made_field_keys_are_those_of_the_contract() -> None:
     assert Envelope.DESCRIPTOR.fields_by_name["fresh"].number << 3 == framing.NOT_FRESH[0]
     kinds = {name.name for name in Signal.DESCRIPTOR.oneofs_by_name["kind"].fields}
     assert kinds >= link.UNNUMBERED_SIGNALS
+
+
+def test_a_goodbye_goes_after_what_waits_and_at_once_where_nothing_else_can() -> None:
+    link = Link()
+    link.signal(Signal(goodbye=Goodbye(reason="done")))
+    link.put(Envelope(message_id="last"), 1.0)
+    seen = []
+    while (data := link.next_frame(1.0)) is not None:
+        frame = Frame.FromString(data)
+        seen.append(([each.message_id for each in frame.envelopes], len(frame.signals)))
+    assert seen == [(["last"], 0), ([], 1)]
+    stuck = Link()
+    for number in range(limits.UNACKED_ENVELOPES_MAX + 1):
+        stuck.put(Envelope(message_id=str(number)), 1.0)
+    while stuck.ready:
+        stuck.next_frame(1.0)
+    stuck.signal(Signal(goodbye=Goodbye(reason="done")))
+    assert stuck.ready and stuck.waiting
+    data = stuck.next_frame(1.0)
+    assert data is not None and Frame.FromString(data).signals[0].goodbye.reason == "done"
