@@ -84,9 +84,7 @@ class Process:
             self.agents[record.agent_id] = record
         held = [frames.SessionRef(session_id=name, epoch=epoch) for name, epoch in holds]
         hello = frames.Hello(
-            agents=[
-                frames.Attach(record=record, sessions=held, holding=holding) for record in self.agents.values()
-            ],
+            agents=[frames.Attach(record=record, sessions=held, holding=holding) for record in self.agents.values()],
             incarnation=self.incarnation,
             protocol_version=1,
             resume_token=self.welcome.resume_token if self.welcome is not None else b"",
