@@ -144,25 +144,71 @@ class ListNodesReply(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     LEADER_ID_FIELD_NUMBER: _builtins.int
     LEADER_SINCE_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
     leader_id: _builtins.str
+    """empty: nobody leads now"""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeRecord]: ...
     @_builtins.property
     def leader_since(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def states(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeState]:
+        """in the order of `nodes`"""
+
     def __init__(
         self,
         *,
         nodes: _abc.Iterable[Global___NodeRecord] | None = ...,
         leader_id: _builtins.str = ...,
         leader_since: _timestamp_pb2.Timestamp | None = ...,
+        states: _abc.Iterable[Global___NodeState] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["leader_since", b"leader_since"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["leader_id", b"leader_id", "leader_since", b"leader_since", "nodes", b"nodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leader_id", b"leader_id", "leader_since", b"leader_since", "nodes", b"nodes", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListNodesReply: _TypeAlias = ListNodesReply  # noqa: Y015
+
+@_typing.final
+class NodeState(_message.Message):
+    """A node as the asked one sees it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    LINKED_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    AGENTS_FIELD_NUMBER: _builtins.int
+    SINCE_S_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    linked: _builtins.bool
+    """true for the asked node itself"""
+    draining: _builtins.bool
+    agents: _builtins.int
+    since_s: _builtins.float
+    """how long it has been linked, or not"""
+    why: _builtins.str
+    """it is not linked"""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        linked: _builtins.bool = ...,
+        draining: _builtins.bool = ...,
+        agents: _builtins.int = ...,
+        since_s: _builtins.float = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "draining", b"draining", "linked", b"linked", "node_id", b"node_id", "since_s", b"since_s", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeState: _TypeAlias = NodeState  # noqa: Y015
 
 @_typing.final
 class Candidate(_message.Message):
@@ -370,10 +416,23 @@ class SessionInfo(_message.Message):
     AGENT_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     IDLE_S_FIELD_NUMBER: _builtins.int
+    ENV_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    TURN_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    MOVING_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     agent_id: _builtins.str
     epoch: _builtins.int
     idle_s: _builtins.float
+    env: _builtins.str
+    node_id: _builtins.str
+    """the owner's home"""
+    turn: _builtins.int
+    """of its stored snapshot; 0: none"""
+    waiting: _builtins.int
+    """messages in its lane"""
+    moving: _builtins.bool
     def __init__(
         self,
         *,
@@ -381,10 +440,15 @@ class SessionInfo(_message.Message):
         agent_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
         idle_s: _builtins.float = ...,
+        env: _builtins.str = ...,
+        node_id: _builtins.str = ...,
+        turn: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        moving: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "epoch", b"epoch", "idle_s", b"idle_s", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "env", b"env", "epoch", b"epoch", "idle_s", b"idle_s", "moving", b"moving", "node_id", b"node_id", "session_id", b"session_id", "turn", b"turn", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -441,14 +505,25 @@ Global___ReleaseSessionRequest: _TypeAlias = ReleaseSessionRequest  # noqa: Y015
 
 @_typing.final
 class ReleaseSessionReply(_message.Message):
+    """The move has begun."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
+    AGENT_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    agent_id: _builtins.str
+    """whom it leaves"""
+    epoch: _builtins.int
+    """under which it was held"""
     def __init__(
         self,
+        *,
+        agent_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "epoch", b"epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1269,11 +1269,14 @@ class NodeHello(_message.Message):
     PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
     LAST_SEQ_FIELD_NUMBER: _builtins.int
+    TO_NODE_ID_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     incarnation: _builtins.bytes
     protocol_version: _builtins.int
     resume_token: _builtins.bytes
     last_seq: _builtins.int
+    to_node_id: _builtins.str
+    """whom the dialler means to reach: an address may have passed to another node"""
     def __init__(
         self,
         *,
@@ -1282,10 +1285,11 @@ class NodeHello(_message.Message):
         protocol_version: _builtins.int = ...,
         resume_token: _builtins.bytes = ...,
         last_seq: _builtins.int = ...,
+        to_node_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "last_seq", b"last_seq", "node_id", b"node_id", "protocol_version", b"protocol_version", "resume_token", b"resume_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "last_seq", b"last_seq", "node_id", b"node_id", "protocol_version", b"protocol_version", "resume_token", b"resume_token", "to_node_id", b"to_node_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1293,19 +1297,29 @@ Global___NodeHello: _TypeAlias = NodeHello  # noqa: Y015
 
 @_typing.final
 class Loads(_message.Message):
+    """Of the sender's own agents: those that changed, or all of them."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     AGENTS_FIELD_NUMBER: _builtins.int
+    COMPLETE_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    complete: _builtins.bool
+    """who is not named is not attached to the sender"""
+    draining: _builtins.bool
+    """the sender is leaving: nothing new for its agents"""
     @_builtins.property
     def agents(self) -> _containers.RepeatedCompositeFieldContainer[_registry_pb2.AgentLoad]: ...
     def __init__(
         self,
         *,
         agents: _abc.Iterable[_registry_pb2.AgentLoad] | None = ...,
+        complete: _builtins.bool = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "complete", b"complete", "draining", b"draining"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1347,12 +1361,18 @@ class AttemptState(_message.Message):
         ACCEPTED: AttemptState._State.ValueType  # 1
         STARTED: AttemptState._State.ValueType  # 2
         REFUSED: AttemptState._State.ValueType  # 3
+        """never given to the agent: no failed attempt"""
+        LOST: AttemptState._State.ValueType  # 4
+        """given to the agent, which then vanished"""
 
     class State(_State, metaclass=_StateEnumTypeWrapper): ...
     STATE_UNSPECIFIED: AttemptState.State.ValueType  # 0
     ACCEPTED: AttemptState.State.ValueType  # 1
     STARTED: AttemptState.State.ValueType  # 2
     REFUSED: AttemptState.State.ValueType  # 3
+    """never given to the agent: no failed attempt"""
+    LOST: AttemptState.State.ValueType  # 4
+    """given to the agent, which then vanished"""
 
     ENTRY_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
@@ -1387,10 +1407,16 @@ class Want(_message.Message):
     N_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     WAITED_MS_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    ENV_FIELD_NUMBER: _builtins.int
     selector: _builtins.bytes
+    """a serialised Target"""
     n: _builtins.int
+    """0: no more"""
     priority: _envelope_pb2.Priority.ValueType
     waited_ms: _builtins.int
+    tenant: _builtins.str
+    env: _builtins.str
     def __init__(
         self,
         *,
@@ -1398,10 +1424,12 @@ class Want(_message.Message):
         n: _builtins.int = ...,
         priority: _envelope_pb2.Priority.ValueType = ...,
         waited_ms: _builtins.int = ...,
+        tenant: _builtins.str = ...,
+        env: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["n", b"n", "priority", b"priority", "selector", b"selector", "waited_ms", b"waited_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["env", b"env", "n", b"n", "priority", b"priority", "selector", b"selector", "tenant", b"tenant", "waited_ms", b"waited_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1414,19 +1442,25 @@ class Grant(_message.Message):
     SELECTOR_FIELD_NUMBER: _builtins.int
     N_FIELD_NUMBER: _builtins.int
     AGENT_ID_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    ENV_FIELD_NUMBER: _builtins.int
     selector: _builtins.bytes
     n: _builtins.int
     agent_id: _builtins.str
+    tenant: _builtins.str
+    env: _builtins.str
     def __init__(
         self,
         *,
         selector: _builtins.bytes = ...,
         n: _builtins.int = ...,
         agent_id: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        env: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "n", b"n", "selector", b"selector"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "env", b"env", "n", b"n", "selector", b"selector", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1439,19 +1473,29 @@ class Handover(_message.Message):
     SESSION_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    ENV_FIELD_NUMBER: _builtins.int
+    AGENT_ID_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     epoch: _builtins.int
     count: _builtins.int
+    tenant: _builtins.str
+    env: _builtins.str
+    agent_id: _builtins.str
+    """the new owner"""
     def __init__(
         self,
         *,
         session_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
         count: _builtins.int = ...,
+        tenant: _builtins.str = ...,
+        env: _builtins.str = ...,
+        agent_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "epoch", b"epoch", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "count", b"count", "env", b"env", "epoch", b"epoch", "session_id", b"session_id", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1464,7 +1508,12 @@ class Interest(_message.Message):
     ENV_FIELD_NUMBER: _builtins.int
     TOPICS_FIELD_NUMBER: _builtins.int
     GONE_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    COMPLETE_FIELD_NUMBER: _builtins.int
     env: _builtins.str
+    tenant: _builtins.str
+    complete: _builtins.bool
+    """what was told before counts no more"""
     @_builtins.property
     def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -1475,10 +1524,12 @@ class Interest(_message.Message):
         env: _builtins.str = ...,
         topics: _abc.Iterable[_builtins.str] | None = ...,
         gone: _abc.Iterable[_builtins.str] | None = ...,
+        tenant: _builtins.str = ...,
+        complete: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["env", b"env", "gone", b"gone", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "env", b"env", "gone", b"gone", "tenant", b"tenant", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1486,22 +1537,38 @@ Global___Interest: _TypeAlias = Interest  # noqa: Y015
 
 @_typing.final
 class Forward(_message.Message):
+    """To the leading node: what only it may write."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NONCE_FIELD_NUMBER: _builtins.int
     AGENTS_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
+    SET_CONFIG_FIELD_NUMBER: _builtins.int
+    SET_VERSION_POLICY_FIELD_NUMBER: _builtins.int
     nonce: _builtins.int
+    lease: _builtins.int
+    """of the agents' home, under which their keys stand"""
+    set_config: _builtins.bytes
+    """a serialised SetConfigRequest"""
+    set_version_policy: _builtins.bytes
+    """a serialised SetVersionPolicyRequest"""
     @_builtins.property
-    def agents(self) -> _containers.RepeatedCompositeFieldContainer[Global___Attach]: ...
+    def agents(self) -> _containers.RepeatedCompositeFieldContainer[Global___Attach]:
+        """first registrations"""
+
     def __init__(
         self,
         *,
         nonce: _builtins.int = ...,
         agents: _abc.Iterable[Global___Attach] | None = ...,
+        lease: _builtins.int = ...,
+        set_config: _builtins.bytes = ...,
+        set_version_policy: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "nonce", b"nonce"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "lease", b"lease", "nonce", b"nonce", "set_config", b"set_config", "set_version_policy", b"set_version_policy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1513,18 +1580,32 @@ class Forwarded(_message.Message):
 
     NONCE_FIELD_NUMBER: _builtins.int
     AGENTS_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    ELECTION_FIELD_NUMBER: _builtins.int
     nonce: _builtins.int
+    version: _builtins.int
+    """of what was set"""
+    election: _builtins.int
+    """create revision of the key under which the sender leads"""
     @_builtins.property
     def agents(self) -> _containers.RepeatedCompositeFieldContainer[Global___Attached]: ...
+    @_builtins.property
+    def error(self) -> _error_pb2.Error:
+        """of the whole"""
+
     def __init__(
         self,
         *,
         nonce: _builtins.int = ...,
         agents: _abc.Iterable[Global___Attached] | None = ...,
+        error: _error_pb2.Error | None = ...,
+        version: _builtins.int = ...,
+        election: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "nonce", b"nonce"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "election", b"election", "error", b"error", "nonce", b"nonce", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

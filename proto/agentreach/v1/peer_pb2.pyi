@@ -30,6 +30,8 @@ class Pin(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     HOME_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    TURN_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     agent_id: _builtins.str
     incarnation: _builtins.bytes
@@ -37,6 +39,10 @@ class Pin(_message.Message):
     """node_id"""
     epoch: _builtins.int
     """0: the revision of the transaction that wrote this value"""
+    turn: _builtins.int
+    """of the snapshot"""
+    snapshot: _builtins.str
+    """where the snapshot store has it; empty: there is none"""
     def __init__(
         self,
         *,
@@ -45,10 +51,12 @@ class Pin(_message.Message):
         incarnation: _builtins.bytes = ...,
         home: _builtins.str = ...,
         epoch: _builtins.int = ...,
+        turn: _builtins.int = ...,
+        snapshot: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "epoch", b"epoch", "home", b"home", "incarnation", b"incarnation", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "epoch", b"epoch", "home", b"home", "incarnation", b"incarnation", "session_id", b"session_id", "snapshot", b"snapshot", "turn", b"turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -174,6 +174,9 @@ class AgentLoad(_message.Message):
     SINCE_LAST_COMPLETED_MS_FIELD_NUMBER: _builtins.int
     SELF_CHECK_FIELD_NUMBER: _builtins.int
     CONFIG_VERSION_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    ENV_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.str
     status: Global___AgentStatus.ValueType
     load: _builtins.float
@@ -184,6 +187,12 @@ class AgentLoad(_message.Message):
     since_last_completed_ms: _builtins.int
     self_check: _builtins.bool
     config_version: _builtins.int
+    tenant: _builtins.str
+    """between nodes"""
+    env: _builtins.str
+    """between nodes"""
+    incarnation: _builtins.bytes
+    """between nodes"""
     def __init__(
         self,
         *,
@@ -195,10 +204,13 @@ class AgentLoad(_message.Message):
         since_last_completed_ms: _builtins.int = ...,
         self_check: _builtins.bool = ...,
         config_version: _builtins.int = ...,
+        tenant: _builtins.str = ...,
+        env: _builtins.str = ...,
+        incarnation: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "config_version", b"config_version", "in_flight", b"in_flight", "leftovers", b"leftovers", "load", b"load", "self_check", b"self_check", "since_last_completed_ms", b"since_last_completed_ms", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "config_version", b"config_version", "env", b"env", "in_flight", b"in_flight", "incarnation", b"incarnation", "leftovers", b"leftovers", "load", b"load", "self_check", b"self_check", "since_last_completed_ms", b"since_last_completed_ms", "status", b"status", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
