@@ -101,7 +101,7 @@ class FaultProxy:
     async def open(self) -> None:
         """Listen. `OSError` if the address cannot be had."""
         host, _, port = self._listen.rpartition(":")
-        self._server = await asyncio.start_server(self._accepted, host, int(port))
+        self._server = await asyncio.start_server(self.relay, host, int(port))
 
     async def close(self) -> None:
         """Stop listening and end every connection."""
@@ -122,15 +122,16 @@ class FaultProxy:
     ) -> None:
         await self.close()
 
-    # ---- inside ----
-
-    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take on a connection: one that was dialled here, or that somebody else has accepted."""
         self.connections += 1
         relay = _Relay(reader, writer)
         relay.deaf = self._swallowed
         task = asyncio.get_running_loop().create_task(self._carry(relay), name=f"relay {self.connections}")
         self._relays[task] = relay
         task.add_done_callback(self._over)
+
+    # ---- inside ----
 
     def _over(self, task: asyncio.Task[None]) -> None:
         self._relays.pop(task).reset()

@@ -81,7 +81,10 @@ class EtcdMember:
         self._tls = tls
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
+        self.paused = False
         self._port, self._peer_port, self._metrics_port = free_port(), free_port(), free_port()
+        self.peers_dial = f"127.0.0.1:{self._peer_port}"
+        """host:port at which the other members reach it; set before the first start, if that is a relay's."""
 
     @property
     def endpoint(self) -> str:
@@ -91,7 +94,12 @@ class EtcdMember:
     @property
     def peer_url(self) -> str:
         """What the other members dial."""
-        return f"http://127.0.0.1:{self._peer_port}"
+        return f"http://{self.peers_dial}"
+
+    @property
+    def peer_address(self) -> str:
+        """host:port where it listens for other members."""
+        return f"127.0.0.1:{self._peer_port}"
 
     @property
     def running(self) -> bool:
@@ -114,7 +122,7 @@ class EtcdMember:
             f"--data-dir={self._folder / self.name}",
             f"--listen-client-urls={client_url}",
             f"--advertise-client-urls={client_url}",
-            f"--listen-peer-urls={self.peer_url}",
+            f"--listen-peer-urls=http://{self.peer_address}",
             f"--initial-advertise-peer-urls={self.peer_url}",
             f"--initial-cluster={initial_cluster or f'{self.name}={self.peer_url}'}",
             f"--listen-metrics-urls=http://127.0.0.1:{self._metrics_port}",
@@ -143,12 +151,14 @@ class EtcdMember:
     def pause(self) -> None:
         """SIGSTOP: connections stay, nothing answers. Returns when every thread of it stands still."""
         assert self._process is not None
+        self.paused = True
         self._process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
 
     def resume(self) -> None:
         """SIGCONT."""
         assert self._process is not None
+        self.paused = False
         self._process.send_signal(signal.SIGCONT)
 
     def wait_ready(self, limit_s: float = READY_S) -> None:
@@ -198,6 +208,7 @@ class EtcdMember:
         process, self._process = self._process, None
         if process is None:
             return
+        self.paused = False
         process.send_signal(signum)
         try:
             process.wait(10)
