@@ -20,6 +20,7 @@ from reach.core.store import (
     Listing,
     Operation,
     StoreUnavailable,
+    Summary,
     TxnResult,
     check_txn,
 )
@@ -128,6 +129,12 @@ class MemoryStore:
     async def revision(self) -> int:
         """See `Store.revision`."""
         return self._keys().revision
+
+    async def summary(self, prefix: str) -> Summary:
+        """See `Store.summary`."""
+        keys = self._keys()
+        found = keys.below(prefix)
+        return Summary(keys.revision, len(found), max((item.mod_revision for item in found), default=0))
 
     async def txn(
         self, compares: Sequence[Compare], then: Sequence[Operation], otherwise: Sequence[Operation] = ()

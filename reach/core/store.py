@@ -34,6 +34,15 @@ class Listing:
     revision: int
 
 
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """How many keys there are below a prefix as of `revision`, and the newest `mod_revision` among them (0: none)."""
+
+    revision: int
+    count: int
+    newest: int
+
+
 class Field(Enum):
     """What a `Compare` looks at.
 
@@ -227,7 +236,11 @@ class Store(Protocol):
         ...
 
     async def revision(self) -> int:
-        """The store's current revision by a linearizable read of no keys: how fresh a watch must be."""
+        """The store's current revision by a linearizable read of no keys."""
+        ...
+
+    async def summary(self, prefix: str) -> Summary:
+        """Read how far the keys that start with `prefix` have come, linearizably and without their values."""
         ...
 
     def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[Sequence[Change], None]:

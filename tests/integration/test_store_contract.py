@@ -30,6 +30,7 @@ from reach.core.store import (
     Put,
     Store,
     StoreUnavailable,
+    Summary,
     absent,
     unchanged,
 )
@@ -135,6 +136,19 @@ class TestReading:
         assert listing.revision == await store.revision()
         assert [item.key for item in (await store.list("")).items] == ["a", "a/10", "a/2", "a0", "b/1"]
         assert (await store.list("c")).items == ()
+
+    async def test_a_summary_tells_how_many_keys_there_are_and_the_newest_of_their_revisions(
+        self, store: Store
+    ) -> None:
+        nothing = await store.summary("a/")
+        assert (nothing.count, nothing.newest, nothing.revision) == (0, 0, await store.revision())
+        for key in ["a/1", "a/2", "a/3"]:
+            await put(store, key)
+        newest = await put(store, "a/1")
+        later = await put(store, "b/1")
+        assert await store.summary("a/") == Summary(later, 3, newest)
+        removed = (await store.txn([], [Delete("a/2")])).revision
+        assert await store.summary("a/") == Summary(removed, 2, newest)
 
     async def test_reading_and_empty_deletes_make_no_revision(self, store: Store) -> None:
         revision = await put(store, "a")

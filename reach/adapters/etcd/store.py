@@ -11,7 +11,7 @@ from reach.adapters.etcd.channels import Endpoints
 from reach.adapters.etcd.convert import Codec
 from reach.adapters.etcd.lease import EtcdLease, LeaseKeeper
 from reach.adapters.etcd.watch import Watch
-from reach.core.store import Change, Compare, Item, Listing, Operation, TxnResult, check_txn
+from reach.core.store import Change, Compare, Item, Listing, Operation, Summary, TxnResult, check_txn
 
 DEFAULT_PREFIX = "/agentreach/v1/"
 
@@ -73,6 +73,21 @@ class EtcdStore:
     async def revision(self) -> int:
         """See `Store.revision`."""
         return (await self._calls.again(RANGE, self._probe)).header.revision
+
+    async def summary(self, prefix: str) -> Summary:
+        """See `Store.summary`."""
+        start, end = self._codec.range_of(prefix)
+        request = pb.RangeRequest(
+            key=start,
+            range_end=end,
+            limit=1,
+            keys_only=True,
+            sort_order=pb.RangeRequest.DESCEND,
+            sort_target=pb.RangeRequest.MOD,
+        )
+        response = await self._calls.again(RANGE, request)
+        newest = response.kvs[0].mod_revision if response.kvs else 0
+        return Summary(response.header.revision, response.count, newest)
 
     def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[Sequence[Change], None]:
         """See `Store.watch`."""
