@@ -126,6 +126,8 @@ LIMITS: dict[str, tuple[Bound, ...]] = {
     ),
     "One node": (
         Bound("processes connected", "links_max", "the stream ends: goodbye PROTOCOL_ERROR"),
+        Bound("addresses of other nodes that a process is told and keeps", _WIRE + "PEERS_MAX",
+              "of a larger mesh each is told others, drawn at random"),
         Bound("agents registered", "agents_max", "the agent is refused: OVERLOADED"),
         Bound("requests under way", "requests_in_flight_max", "OVERLOADED"),
         Bound("requests sent again that wait for their agents after a start", "reach.core.returning.PARKED_MAX",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from agentreach.v1 import frame_pb2 as pb
 from agentreach.v1.frame_pb2 import Signal
 from agentreach.v1.registry_pb2 import DRAINING
-from reach.core import departures, health
+from reach.core import departures, elsewhere, health
 from reach.core.requests import Attachment
 
 if TYPE_CHECKING:
@@ -80,5 +80,6 @@ def tell(state: State, peer: Peer) -> None:
     """Tell a link that this node is leaving."""
     left_s = max(0.0, state.leaves_at - state.now)
     reason = f"node {state.rules.node_id} is leaving"
-    peer.link.signal(Signal(drain=pb.Drain(deadline_ms=int(left_s * 1000), reason=reason)))
+    order = pb.Drain(deadline_ms=int(left_s * 1000), peers=elsewhere.addresses(state), reason=reason)
+    peer.link.signal(Signal(drain=order))
     state.woken.add(peer)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from agentreach.v1 import frame_pb2 as pb
 from agentreach.v1.frame_pb2 import Signal
-from reach.core import health, owners, returning
+from reach.core import elsewhere, health, owners, returning
 from reach.core.peers import Peer
 from reach.core.requests import Attachment, Stage
 
@@ -40,7 +40,12 @@ def heard(state: State, peer: Peer, message: pb.Heartbeat) -> None:
         if load.status:
             health.said(state, attachment, load.status)
     interval_s, ttl_s = times(state)
-    ack = pb.HeartbeatAck(heartbeat_interval_ms=int(interval_s * 1000), lease_ttl_ms=int(ttl_s * 1000), unknown=unknown)
+    ack = pb.HeartbeatAck(
+        heartbeat_interval_ms=int(interval_s * 1000),
+        lease_ttl_ms=int(ttl_s * 1000),
+        unknown=unknown,
+        peers=elsewhere.addresses(state),
+    )
     peer.link.signal(Signal(heartbeat_ack=ack))
     state.woken.add(peer)
 

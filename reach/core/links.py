@@ -18,6 +18,7 @@ from reach.core import (
     credit,
     departures,
     drains,
+    elsewhere,
     events,
     health,
     heartbeats,
@@ -117,6 +118,7 @@ def welcome(state: State, peer: Peer, arrival: arrivals.Arrival) -> None:
             headers_bytes_max=limits.HEADERS_BYTES_MAX,
             resume_window_ms=int(rules.resume_window_s * 1000),
         ),
+        peers=elsewhere.addresses(state),
     )
     peer.welcomed = True
     peer.link.signal(Signal(welcome=message))

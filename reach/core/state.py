@@ -111,6 +111,8 @@ class State:
         self.draining = False
         self.leaves_at = 0.0
         """When a draining node ends what then still runs."""
+        self.peer_addresses: tuple[str, ...] = ()
+        """Where the other nodes of the mesh take processes in; those that are leaving are not among them."""
         self.arriving: dict[tuple[str, str, str], tuple[Identity, int]] = {}
         """By (tenant, env, agent_id): whose registrations the store has not answered yet, and how many."""
         self.overrun: set[Peer] = set()

@@ -362,6 +362,7 @@ class Welcome(_message.Message):
     LIMITS_FIELD_NUMBER: _builtins.int
     CONFIG_VERSION_FIELD_NUMBER: _builtins.int
     PEERS_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     link_id: _builtins.str
     resume_token: _builtins.bytes
     resumed: _builtins.bool
@@ -371,6 +372,8 @@ class Welcome(_message.Message):
     heartbeat_interval_ms: _builtins.int
     lease_ttl_ms: _builtins.int
     config_version: _builtins.int
+    incarnation: _builtins.bytes
+    """of the node that welcomes, between nodes"""
     @_builtins.property
     def agents(self) -> _containers.RepeatedCompositeFieldContainer[Global___Attached]: ...
     @_builtins.property
@@ -392,10 +395,11 @@ class Welcome(_message.Message):
         limits: Global___Limits | None = ...,
         config_version: _builtins.int = ...,
         peers: _abc.Iterable[_builtins.str] | None = ...,
+        incarnation: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "caller_id", b"caller_id", "config_version", b"config_version", "heartbeat_interval_ms", b"heartbeat_interval_ms", "last_seq", b"last_seq", "lease_ttl_ms", b"lease_ttl_ms", "limits", b"limits", "link_id", b"link_id", "node_id", b"node_id", "peers", b"peers", "resume_token", b"resume_token", "resumed", b"resumed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "caller_id", b"caller_id", "config_version", b"config_version", "heartbeat_interval_ms", b"heartbeat_interval_ms", "incarnation", b"incarnation", "last_seq", b"last_seq", "lease_ttl_ms", b"lease_ttl_ms", "limits", b"limits", "link_id", b"link_id", "node_id", b"node_id", "peers", b"peers", "resume_token", b"resume_token", "resumed", b"resumed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -429,12 +433,17 @@ class HeartbeatAck(_message.Message):
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     LEASE_TTL_MS_FIELD_NUMBER: _builtins.int
     UNKNOWN_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
     config_version: _builtins.int
     heartbeat_interval_ms: _builtins.int
     lease_ttl_ms: _builtins.int
     @_builtins.property
     def unknown(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """agent_ids to attach again"""
+
+    @_builtins.property
+    def peers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """as in welcome, as they are now"""
 
     def __init__(
         self,
@@ -443,10 +452,11 @@ class HeartbeatAck(_message.Message):
         heartbeat_interval_ms: _builtins.int = ...,
         lease_ttl_ms: _builtins.int = ...,
         unknown: _abc.Iterable[_builtins.str] | None = ...,
+        peers: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config_version", b"config_version", "heartbeat_interval_ms", b"heartbeat_interval_ms", "lease_ttl_ms", b"lease_ttl_ms", "unknown", b"unknown"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config_version", b"config_version", "heartbeat_interval_ms", b"heartbeat_interval_ms", "lease_ttl_ms", b"lease_ttl_ms", "peers", b"peers", "unknown", b"unknown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

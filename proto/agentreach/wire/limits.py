@@ -45,3 +45,4 @@ STAMP_SKEW_S = 0.020  # envelopes stamped further apart than this never share a 
 HELLO_TIMEOUT_S = 10.0
 RESUME_WINDOW_S = 10.0
 STREAM_CREDIT_INITIAL = 64
+PEERS_MAX = 16  # addresses of other nodes that a process is told and keeps
