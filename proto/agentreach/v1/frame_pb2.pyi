@@ -216,19 +216,23 @@ class Detach(_message.Message):
     AGENT_ID_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     ENV_FIELD_NUMBER: _builtins.int
+    AFTER_MOVES_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.str
     reason: _builtins.str
     env: _builtins.str
+    after_moves: _builtins.bool
+    """not before its sessions have moved; `detached` says when"""
     def __init__(
         self,
         *,
         agent_id: _builtins.str = ...,
         reason: _builtins.str = ...,
         env: _builtins.str = ...,
+        after_moves: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "env", b"env", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_moves", b"after_moves", "agent_id", b"agent_id", "env", b"env", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -468,17 +472,21 @@ class StatusChange(_message.Message):
 
     AGENT_ID_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
+    KEEPS_SESSIONS_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.str
     status: _registry_pb2.AgentStatus.ValueType
+    keeps_sessions: _builtins.bool
+    """DRAINING: its process goes to another node, and its sessions with it"""
     def __init__(
         self,
         *,
         agent_id: _builtins.str = ...,
         status: _registry_pb2.AgentStatus.ValueType = ...,
+        keeps_sessions: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "keeps_sessions", b"keeps_sessions", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -730,7 +738,10 @@ class SessionState(_message.Message):
 
     INLINE_FIELD_NUMBER: _builtins.int
     BLOB_FIELD_NUMBER: _builtins.int
+    CONTENT_TYPE_FIELD_NUMBER: _builtins.int
     inline: _builtins.bytes
+    content_type: _builtins.str
+    """of `inline`, as of a payload"""
     @_builtins.property
     def blob(self) -> _envelope_pb2.BlobRef: ...
     def __init__(
@@ -738,10 +749,11 @@ class SessionState(_message.Message):
         *,
         inline: _builtins.bytes = ...,
         blob: _envelope_pb2.BlobRef | None = ...,
+        content_type: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blob", b"blob", "content", b"content", "inline", b"inline"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blob", b"blob", "content", b"content", "inline", b"inline"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blob", b"blob", "content", b"content", "content_type", b"content_type", "inline", b"inline"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["inline", "blob"]  # noqa: Y015
     _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
