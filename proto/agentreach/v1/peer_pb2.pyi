@@ -7,6 +7,7 @@ from agentreach.v1 import envelope_pb2 as _envelope_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
@@ -61,6 +62,33 @@ class Pin(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Pin: _TypeAlias = Pin  # noqa: Y015
+
+@_typing.final
+class Candidacy(_message.Message):
+    """The value of a candidate's key in the store; of all candidates the one whose key is oldest leads."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    LEADS_SINCE_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    @_builtins.property
+    def leads_since(self) -> _timestamp_pb2.Timestamp:
+        """unset: it does not lead"""
+
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        leads_since: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["leads_since", b"leads_since"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leads_since", b"leads_since", "node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Candidacy: _TypeAlias = Candidacy  # noqa: Y015
 
 @_typing.final
 class Lineage(_message.Message):
