@@ -61,7 +61,7 @@ class Troupe:
 
     async def serve(self) -> None:
         """Attach them all; they stay until the process is killed or told to leave."""
-        address = Access(self.world.addresses)
+        address = Access(self.world.known_addresses(self.process))
         self.lease = connection.take(address, own_link=True, transport=SimTransport(self.world, self.process))
         starts = []
         for role in self.roles:

@@ -2,8 +2,8 @@
 
 A function gets the world and a fact (what it is about depends on the moment) and returns what is wrong, or nothing.
 Moments: `start` of a handler (Run), `outcome` of a request (Ask), `heard` event, `turn` of any process, `node turn`,
-`answered` (all deadlines are over), `settled` (all graces are over), `rest` (the end). They stand in `of_messages` and
-`of_processes`.
+`led` (the store has applied what only a leader may do), `answered` (all deadlines are over), `settled` (all graces are
+over), `rest` (the end). They stand in `of_messages`, `of_processes` and `of_nodes`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Invariant:
 
 
 ALL: dict[str, list[Invariant]] = {
-    moment: [] for moment in ("start", "outcome", "heard", "turn", "node turn", "answered", "settled", "rest")
+    moment: [] for moment in ("start", "outcome", "heard", "turn", "node turn", "led", "answered", "settled", "rest")
 }
 
 

@@ -41,7 +41,9 @@ class Caller:
     async def begin(self, topic: str) -> None:
         """Dial; what is asked before a node was reached waits in the link."""
         transport = SimTransport(self.world, self.process)
-        lease = self.lease = connection.take(Access(self.world.addresses), own_link=True, transport=transport)
+        lease = self.lease = connection.take(
+            Access(self.world.known_addresses(self.process)), own_link=True, transport=transport
+        )
         mesh = self.mesh = Mesh(lambda: lease.link)
         if topic:
             await inbox(self.world, self.process, mesh, topic, 0.01)

@@ -39,6 +39,8 @@ class End:
         """Sent by this end and not yet read by the other."""
         self.under_way: deque[list[Any]] = deque()
         self.last_arrival = 0.0
+        self.deaf_until = 0.0
+        """Until then nothing of it arrives, while the other way is open."""
         self.bytes_per_s = 0.0
         """How fast the other end reads; 0: at once."""
         self._room: asyncio.Future[None] | None = None
@@ -112,7 +114,7 @@ class Connection:
         delay = world.latency_s()
         if end.bytes_per_s:
             delay += size / end.bytes_per_s
-        arrival = max(end.last_arrival + 1e-6, world.now + delay, self.silent_until)
+        arrival = max(end.last_arrival + 1e-6, world.now + delay, self.silent_until, end.deaf_until)
         end.last_arrival = arrival
         message = [data, size, False]
         end.under_way.append(message)
@@ -121,8 +123,9 @@ class Connection:
     def _arrive(self, end: End, message: list[Any]) -> None:
         """Its time has come; one whose predecessor is held up arrives right after that."""
         waiting = end.under_way
-        if self.world.now < self.silent_until:
-            self.world.scheduler.at(self.silent_until, self._arrive, end, message)
+        held_until = max(self.silent_until, end.deaf_until)
+        if self.world.now < held_until:
+            self.world.scheduler.at(held_until, self._arrive, end, message)
             return
         message[2] = True
         while waiting and waiting[0][2]:
@@ -165,8 +168,14 @@ class Connection:
         if seconds > KEEPALIVE_S:
             self.world.scheduler.after(KEEPALIVE_S, self._unanswered_pings)
 
+    def deafen(self, end: End, seconds: float) -> None:
+        """What one end writes does not arrive for so long; the answers to the pings of the other do not either."""
+        end.deaf_until = max(end.deaf_until, self.world.now + seconds)
+        if seconds > KEEPALIVE_S:
+            self.world.scheduler.after(KEEPALIVE_S, self._unanswered_pings)
+
     def _unanswered_pings(self) -> None:
-        if self.world.now < self.silent_until:
+        if self.world.now < max(self.silent_until, self.ends[0].deaf_until, self.ends[1].deaf_until):
             rng = self.world.network_rng
             self.cut((rng.uniform(0, 0.5), rng.uniform(0, 0.5)))
 
@@ -249,7 +258,7 @@ class SimTransport:
         """See `Transport.open`: a round trip; no answer at all while the way there is silent or the node frozen."""
         world, process = self._world, self._process
         answer: asyncio.Future[SimStream] = process.loop.create_future()
-        at = max(world.now + world.latency_s(), process.isolated_until)
+        at = max(world.now + world.latency_s(), process.isolated_until, world.walled_until(process, address))
         world.scheduler.at(at, self._at_node, address, answer)
         return await answer
 

@@ -9,26 +9,23 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import os
 import random
 import sys
+import time
 import types
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
-import agent_sdk.context
 import agent_sdk.identity
-import agent_sdk.link
-import agent_sdk.testing
-import agentreach.aio.clock
-import reach.adapters.memory_store
-import reach.node.app
-import reach.node.registrar
 
 if TYPE_CHECKING:
     from .world import World
 
+OURS = ("reach.core", "reach.node", "reach.adapters.memory_store", "agent_sdk", "agentreach.aio")
+WITH_SETS = ("reach.core", "reach.node", "agent_sdk")
 EXPECTED = ("handler %s of %s failed",)  # errors that the SDK logs because our handlers raise on purpose
 
 
@@ -136,6 +133,8 @@ def _seeded(rng: random.Random) -> types.SimpleNamespace:
         SystemRandom=lambda: rng,
         urandom=lambda size: rng.getrandbits(8 * size).to_bytes(size, "big"),
         getpid=lambda: 1,
+        access=os.access,
+        environ={},
     )
 
 
@@ -163,27 +162,21 @@ def _node_logs(world: World) -> Any:
 @contextlib.contextmanager
 def replaced(world: World) -> Iterator[None]:
     """Let everything that is not ours come from the world."""
-    clock, seeded = _clock(world), _seeded(random.Random(f"{world.seed}/outside"))
+    stands_for = {time: _clock(world)}
+    stands_for[random] = stands_for[os] = _seeded(random.Random(f"{world.seed}/outside"))
     places: list[tuple[Any, str, Any]] = [
-        (agentreach.aio.clock, "time", clock),
-        (agent_sdk.identity, "time", clock),
-        (agent_sdk.context, "time", clock),
-        (agent_sdk.testing, "time", clock),
-        (reach.node.app, "time", clock),
-        (reach.adapters.memory_store, "time", clock),
-        (agent_sdk.identity, "os", seeded),
         (agent_sdk.identity, "_rng", random.Random(f"{world.seed}/ids")),
         (agent_sdk.identity, "_count", 0),
         (agent_sdk.identity, "_middle", "-7000-8000-00000"),
         (agent_sdk.identity, "_incarnations", _Incarnations(world)),
         (agent_sdk.identity, "_made", _Made(world)),
-        (agent_sdk.link, "random", seeded),
-        (reach.node.registrar, "random", seeded),
-        (reach.node.app, "random", seeded),
-        (reach.node.app, "os", seeded),
     ]
     for name, module in list(sys.modules.items()):
-        if name.startswith(("reach.core", "reach.node", "agent_sdk")) and isinstance(module, types.ModuleType):
+        if name.startswith(OURS) and isinstance(module, types.ModuleType):
+            for outer in ("time", "random", "os"):
+                if module.__dict__.get(outer) in stands_for:
+                    places.append((module, outer, stands_for[module.__dict__[outer]]))
+        if name.startswith(WITH_SETS) and isinstance(module, types.ModuleType):
             places.append((module, "set", OrderedSet))
     missing = object()
     before = [(place, name, place.__dict__.get(name, missing)) for place, name, _ in places]

@@ -1,4 +1,4 @@
-"""One world: a node, agents, callers, a network, a plan drawn from a seed, and the time in which it happens.
+"""One world: nodes, agents, callers, a network, a plan drawn from a seed, and the time in which it happens.
 
 0 s to 16 s: requests begin, faults happen. 20 s: everything heals (what was killed is there again, what was slow is
 fast). From then on all must settle: every request ends by its deadline, then every gauge is back to 0, and every agent
@@ -7,6 +7,7 @@ answers again.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +20,13 @@ from .load import Caller, Load
 from .loop import Scheduler, VirtualLoop
 from .outside import replaced
 from .process import Process
+from .registry import Registry
 
 if TYPE_CHECKING:
     from .network import Connection
 
 CHECKERS = (of_messages, of_processes)  # importing them fills `invariants.ALL`
-ADDRESS = "node-1:7070"
+NODES = {0: 9, 1: 1}  # how many share a store, and how often; 0: one with its own, embedded
 LOAD_UNTIL_S = 16.0
 HEALED_AT_S = 20.0
 ANSWERED_BY_S = 34.0  # the last deadline, and what a process that did not run may add
@@ -36,10 +38,26 @@ LOOK_EVERY_TURNS = 8  # of the processes beside the node: their queues change sl
 LINKS_MAX_LATENCY_S = (0.0005, 0.005, 0.05)
 
 
+@dataclass(frozen=True, slots=True)
+class Wall:
+    """A partition of the network: nothing gets through between some processes and some addresses of nodes."""
+
+    here: frozenset[str]
+    """Names of processes, or of nodes' addresses, whichever life of theirs."""
+    there: frozenset[str]
+    until: float
+
+    def parts(self, process: Process, address: str) -> bool:
+        """True if the process and the address are on different sides of it."""
+        own = str(process.things.get("address", process.things["name"]))
+        return (own in self.here and address in self.there) or (own in self.there and address in self.here)
+
+
 class World:
     """Everything of one seed."""
 
-    def __init__(self, seed: int, *, trace: bool = False, follow: int | None = None) -> None:
+    def __init__(self, seed: int, *, trace: bool = False, follow: int | None = None, nodes: int | None = None) -> None:
+        """`nodes` overrides what the seed draws."""
         self.seed = seed
         self.scheduler = Scheduler(Random(f"{seed}/turns"))
         self.scheduler.after_turn = self._after_turn
@@ -49,7 +67,14 @@ class World:
         self.processes: list[Process] = []
         self.nodes: dict[str, Process] = {}
         self.connections: dict[Connection, None] = {}
-        self.addresses = (ADDRESS,)
+        self.walls: list[Wall] = []
+        drawn = Random(f"{seed}/nodes").choices(list(NODES), list(NODES.values()))[0]
+        self.sharing = drawn if nodes is None else nodes
+        """How many nodes share the store; 0: there is one, with the embedded store."""
+        self.registry = Registry(self) if self.sharing else None
+        self.addresses = tuple(f"node-{number}:7070" for number in range(1, max(1, self.sharing) + 1))
+        self.lives: dict[bytes, Process] = {}
+        """By the first bytes of the entries it makes: each start of a node."""
         self.faults: list[str] = []
         """What was logged as an error inside the node or the SDK."""
         self.fault_names: list[str] = []
@@ -74,6 +99,16 @@ class World:
         assert loop is not None and isinstance(loop.process, Process), "only processes look at clocks"
         return loop.process
 
+    def known_addresses(self, process: Process) -> tuple[str, ...]:
+        """The list that a process is configured with: not everybody's begins with the same node, or is whole."""
+        rng = Random(f"{self.seed}/{process.name}/addresses")
+        known = rng.sample(self.addresses, len(self.addresses))
+        return tuple(known) if rng.random() < 0.8 else tuple(known[:1])
+
+    def walled_until(self, process: Process, address: str) -> float:
+        """Until when nothing gets through from a process to an address."""
+        return max((wall.until for wall in self.walls if wall.parts(process, address)), default=0.0)
+
     def number(self) -> int:
         """The next number of anything."""
         self._numbers += 1
@@ -84,6 +119,14 @@ class World:
         rng = self.network_rng
         usual = rng.random() * self._latency_s
         return usual if rng.random() > 0.01 else usual + rng.random() * 0.3
+
+    def store_away(self, seconds: float, *, refuses: bool) -> None:
+        """Nobody reaches the store for so long; who starts meanwhile does not either."""
+        assert self.registry is not None
+        self.registry.away_until = max(self.registry.away_until, self.now + seconds)
+        for process in self.nodes.values():
+            if process.alive and "node" in process.things:
+                process.things["node"].store.cut(seconds, refuses=refuses)
 
     # ---- the cast ----
 
@@ -129,7 +172,7 @@ class World:
 
     def start_node(self, address: str) -> None:
         """A node with an empty memory."""
-        process = self._start("node", "node")
+        process = self._start("node", "node" if len(self.addresses) == 1 else address.partition(":")[0])
         self.nodes[address] = process
         process.things["address"] = address
         process.loop.call_soon(
@@ -202,13 +245,17 @@ class World:
     def _live(self) -> None:
         rng = self.plan_rng
         self.node_flags = self._settings()
-        self.start_node(ADDRESS)
+        for address in self.addresses:
+            self.start_node(address)
         for number, roles in enumerate(self._roles()):
             self.start_agents(f"a{number}", roles)
         for number in range(3):
             self.start_caller(f"c{number}", rng.choice(("", *TOPICS)))
         Load(self, Random(f"{self.seed}/load")).schedule(rng.randint(25, 70), LOAD_UNTIL_S)
-        faults = Faults(self, Random(f"{self.seed}/faults"), HEALED_AT_S)
+        from .faults_of_nodes import FaultsOfNodes  # it needs a whole world
+
+        kind = FaultsOfNodes if self.sharing else Faults
+        faults = kind(self, Random(f"{self.seed}/faults"), HEALED_AT_S)
         self.fault_names = faults.schedule(rng.choice((0, 1, 2, 4, 8)))
         self.scheduler.at(HEALED_AT_S, self._heal)
         self._go(ANSWERED_BY_S, "answered")
