@@ -113,6 +113,8 @@ class State:
         """When a draining node ends what then still runs."""
         self.peer_addresses: tuple[str, ...] = ()
         """Where the other nodes of the mesh take processes in; those that are leaving are not among them."""
+        self.node_addresses: dict[str, str] = {}
+        """By node_id: where each live node, this one too, takes processes in."""
         self.arriving: dict[tuple[str, str, str], tuple[Identity, int]] = {}
         """By (tenant, env, agent_id): whose registrations the store has not answered yet, and how many."""
         self.overrun: set[Peer] = set()

@@ -36,6 +36,7 @@ from reach.node.engine import Engine
 from reach.node.gauges import NodeGauges
 from reach.node.pins import PinBook
 from reach.node.registrar import Registrar
+from reach.node.view import View
 
 log = structlog.get_logger("reach")
 
@@ -94,10 +95,11 @@ async def running(config: Config) -> AsyncIterator[Node]:
         register_wait_s=config.register_wait_s,
         replaced=engine.replaced,
     )
+    view = View(store, record, registrar, step=engine.step)
     contact = registrar.contact
     engine.use(registrar, PinBook(store, config.node_id, config.session_ttl_s, lambda: contact.away))
     engine.node, engine.registry_name = record, config.registry.partition(":")[0]
-    engine.registry_age, engine.registry_grace_s = lambda: contact.age_s, config.registry_grace_s
+    engine.registry_age, engine.registry_grace_s = lambda: view.age_s, config.registry_grace_s
     server = GrpcServer(engine, listen=config.listen)
     metrics = make_registry(NodeGauges(engine), VERSION)
     http = HttpServer(listen=config.http, metrics=lambda: render(metrics), unready_reason=lambda: engine.unready_reason)
@@ -112,10 +114,11 @@ async def running(config: Config) -> AsyncIterator[Node]:
             await http.start()
             record.http_address = node.http_address = http.address
         await registrar.start()
+        await view.start()
         engine.starting = False
         with engine.step() as state:
             returning.opened(state)
-        duties = asyncio.create_task(registrar.run(), name="registrar")
+        duties = asyncio.create_task(_duties(registrar, view), name="duties")
         duties.add_done_callback(lambda task: _duty_ended(task, node.broken))
         yield node
         server.set_serving(False)
@@ -129,6 +132,13 @@ async def running(config: Config) -> AsyncIterator[Node]:
         await server.stop(STOP_GRACE_S)
         await store.close()
         await engine.close()
+
+
+async def _duties(registrar: Registrar, view: View) -> None:
+    """What a node does for the registry as long as it lives."""
+    async with asyncio.TaskGroup() as group:
+        group.create_task(registrar.run(), name="registrar")
+        group.create_task(view.run(), name="view")
 
 
 def _node_record(config: Config) -> NodeRecord:

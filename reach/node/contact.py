@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 
 import structlog
 
 from agentreach.aio.clock import boot_time
-from reach.core.store import Store, StoreUnavailable
+from reach.core.store import StoreUnavailable
 
 log = structlog.get_logger("reach.registry")
 
@@ -19,8 +20,7 @@ LOOK_AGAIN_S = 0.5  # while it is away
 class Contact:
     """Looks at the store every few seconds; says once when it is away, and once when it is back."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self) -> None:
         self._doubt = asyncio.Event()
         self._heard_at = boot_time()
         self.away = ""
@@ -35,12 +35,12 @@ class Contact:
         """A call has failed: look at once."""
         self._doubt.set()
 
-    async def keep(self) -> None:
-        """Look, until cancelled."""
+    async def keep(self, look: Callable[[], Awaitable[None]]) -> None:
+        """Look, until cancelled. A look raises `StoreUnavailable` if the store does not answer."""
         while True:
             asked_at = boot_time()
             try:
-                await self._store.revision()
+                await look()
             except StoreUnavailable as error:
                 self._lost(str(error))
             else:

@@ -8,13 +8,13 @@ was lost) that task compares the store with `_agents` and mends the difference.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
+from google.protobuf.message import DecodeError
 
 from agentreach.aio.clock import boot_time
 from agentreach.v1 import error_pb2 as codes
@@ -25,7 +25,7 @@ from reach.core.agents import Agent
 from reach.core.arrivals import Arrival, Attaching
 from reach.core.effects import DeregisterAgent
 from reach.core.store import (
-    Compacted,
+    Change,
     Compare,
     Delete,
     Field,
@@ -78,7 +78,7 @@ class Registrar:
         self._node = node
         self._replaced = replaced
         self._shards = Shards(store, lease_ttl_s, self._in_doubt)
-        self.contact = Contact(store)
+        self.contact = Contact()
         self._node_key = f"nodes/{node.node_id}"
         self._node_revision = 0
         self._agents: dict[str, Agent] = {}
@@ -107,6 +107,28 @@ class Registrar:
         self._queue.append(effect)
         self._work.set()
 
+    # ---- told by the view ----
+
+    def listed(self) -> None:
+        """The keys are listed anew: what became of ours meanwhile may not have been seen."""
+        self._in_doubt()
+
+    def changed(self, change: Change) -> None:
+        """Somebody wrote or deleted a key. Called in a step."""
+        key, item = change.key, change.item
+        if key == self._node_key:
+            if item is None and change.revision > self._node_revision:
+                self._in_doubt()
+            return
+        agent = self._agents.get(key)
+        if agent is None or change.revision <= agent.generation:
+            return
+        record = _record(item) if item is not None else None
+        if record is not None and record.node_id != self._node.node_id:
+            self._taken_over(key, agent, record)
+        elif item is None or not self._shards.holds(item.lease):
+            self._in_doubt()
+
     # ---- its life ----
 
     async def start(self) -> None:
@@ -117,12 +139,8 @@ class Registrar:
             raise StoreUnavailable(str(error)) from error
 
     async def run(self) -> None:
-        """Write, watch and keep in contact until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._write(), name="registry-writer")
-            group.create_task(self._watch("agents/"), name="registry-watch-agents")
-            group.create_task(self._watch("nodes/"), name="registry-watch-nodes")
-            group.create_task(self.contact.keep(), name="registry-contact")
+        """Write until cancelled."""
+        await self._write()
 
     async def stop(self) -> None:
         """Give the leases back, so that this node's keys vanish at once. Best effort, bounded by 2 s."""
@@ -256,29 +274,6 @@ class Registrar:
 
     # ---- mending ----
 
-    async def _watch(self, prefix: str) -> None:
-        """See what others do to our keys."""
-        while True:
-            try:
-                listing = await self._store.list(prefix)
-                self._in_doubt()
-                async with contextlib.aclosing(self._store.watch(prefix, listing.revision + 1)) as changes:
-                    async for batch in changes:
-                        if any(self._concerns_us(change.key, change.revision, change.item) for change in batch):
-                            self._in_doubt()
-            except Compacted:
-                continue
-            except StoreUnavailable:
-                await asyncio.sleep(RETRY_MOST_S)
-
-    def _concerns_us(self, key: str, revision: int, item: Item | None) -> bool:
-        if key == self._node_key:
-            return item is None and revision > self._node_revision
-        agent = self._agents.get(key)
-        return (
-            agent is not None and revision > agent.generation and (item is None or not self._shards.holds(item.lease))
-        )
-
     async def _put_node(self) -> None:
         shard = await self._shards.room_for(1)
         result = await self._put(shard, [], [Put(self._node_key, self._node.SerializeToString(), shard.lease.id)])
@@ -299,10 +294,13 @@ class Registrar:
         missing: list[tuple[Compare, str, Agent]] = []
         for key, agent in list(self._agents.items()):
             found = present.get(key)
+            record = _record(found) if found is not None and found.mod_revision != agent.generation else None
+            if self._agents.get(key) is not agent:
+                continue
             if found is None:
                 missing.append((absent(key), key, agent))
-            elif not self._is_of(found, agent):
-                self._taken_over(key, agent, found)
+            elif record is not None and not self._is_of(record, agent):
+                self._taken_over(key, agent, record)
             elif not self._shards.holds(found.lease) or found.mod_revision != agent.generation:
                 missing.append((unchanged(found), key, agent))
         await self._write_again(missing)
@@ -314,18 +312,15 @@ class Registrar:
             result = await self._store.txn([unchanged(item) for item in part], [Delete(item.key) for item in part])
             self._doubt = self._doubt or not result.succeeded
 
-    def _is_of(self, item: Item, agent: Agent) -> bool:
-        """True if this node wrote the key for this very agent, also if the answer to the write was lost."""
-        if item.mod_revision == agent.generation:
-            return True
-        record = AgentRecord.FromString(item.value)
+    def _is_of(self, record: AgentRecord, agent: Agent) -> bool:
+        """True if this node wrote the record for this very agent, also if the answer to the write was lost."""
         return record.node_id == self._node.node_id and record.incarnation == agent.incarnation
 
-    def _taken_over(self, key: str, agent: Agent, item: Item) -> None:
-        log.warning("another node has taken an agent over", agent=agent.agent_id)
+    def _taken_over(self, key: str, agent: Agent, record: AgentRecord) -> None:
+        log.warning("another node has taken an agent over", agent=agent.agent_id, node=record.node_id)
         del self._agents[key]
         self._shards.removed(key)
-        self._replaced(agent, AgentRecord.FromString(item.value).incarnation)
+        self._replaced(agent, record.incarnation)
 
     async def _write_again(self, missing: Sequence[tuple[Compare, str, Agent]]) -> None:
         for at in range(0, len(missing), BATCH):
@@ -340,7 +335,8 @@ class Registrar:
                 continue
             for _, key, agent in part:
                 agent.generation = result.revision
-                self._shards.wrote(key, shard)
+                if self._agents.get(key) is agent:
+                    self._shards.wrote(key, shard)
             log.info("agents written to the registry again", count=len(part))
 
 
@@ -355,6 +351,14 @@ def _value(agent: Agent) -> bytes:
     for name in ("load", "in_flight", "heartbeat_at", "status"):
         record.ClearField(name)
     return record.SerializeToString()
+
+
+def _record(item: Item) -> AgentRecord | None:
+    """What stands there, or None if it is not a record at all: nobody's, to be written over."""
+    try:
+        return AgentRecord.FromString(item.value)
+    except DecodeError:
+        return None
 
 
 def _still(key: str, generation: int) -> Compare:

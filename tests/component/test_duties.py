@@ -22,7 +22,7 @@ from reach.adapters.memory_store import MemoryStore
 from reach.core import deadlines, health
 from reach.core.requests import Attachment, Request
 from reach.core.state import State
-from reach.core.store import Change, Compare, Operation, Put, StoreUnavailable, TxnResult
+from reach.core.store import Change, Compare, Operation, Put, StoreUnavailable, Summary, TxnResult
 from reach.node.config import Config
 from reach.node.engine import Engine
 from tests.support.agents import eventually, make
@@ -40,10 +40,10 @@ class FaultyStore(MemoryStore):
 
     faulty = ""
 
-    async def revision(self) -> int:
+    async def summary(self, prefix: str) -> Summary:
         if self.faulty == "contact":
             raise Bug("contact")
-        return await super().revision()
+        return await super().summary(prefix)
 
     async def txn(
         self, compares: Sequence[Compare], then: Sequence[Operation], otherwise: Sequence[Operation] = ()

@@ -17,6 +17,8 @@ from reach.core.effects import DeregisterAgent
 from reach.core.store import Put
 from reach.node.registrar import BATCH, Registrar, agent_key
 from reach.node.shards import KEYS_PER_LEASE
+from reach.node.view import View
+from tests.support.core import CoreMesh
 
 LIMIT_S = 10.0
 WAIT_S = 0.5
@@ -64,20 +66,24 @@ def agent_of(name: str, incarnation: bytes = b"this process") -> Agent:
 async def bench() -> AsyncIterator[Bench]:
     store = MemoryStore()
     replaced: list[tuple[str, bytes]] = []
+    node = NodeRecord(node_id="n1")
     registrar = Registrar(
         store,
-        NodeRecord(node_id="n1"),
+        node,
         lease_ttl_s=30,
         register_wait_s=WAIT_S,
         replaced=lambda agent, by: replaced.append((agent.agent_id, by)),
     )
+    view = View(store, node, registrar, step=CoreMesh().step)
     await registrar.start()
-    duties = asyncio.create_task(registrar.run(), name="registrar")
+    await view.start()
+    duties = [asyncio.create_task(registrar.run()), asyncio.create_task(view.run())]
     try:
         yield Bench(store, store.share(), registrar, replaced)
     finally:
-        duties.cancel()
-        await asyncio.wait([duties])
+        for duty in duties:
+            duty.cancel()
+        await asyncio.wait(duties)
         await registrar.stop()
         await store.close()
 

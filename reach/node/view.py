@@ -1,0 +1,241 @@
+"""The view: who is registered at other nodes and which nodes there are, as the store says, and how old that is.
+
+One watch a prefix: list at a revision, go on from the next one. After a compaction, an end of the watch or any other
+doubt the prefix is listed again, and the difference is applied like changes that were watched. The core is told of
+each change in a step, at most `STEP_CHANGES` in one, so that ten thousand agents do not hold up the loop.
+
+The view tells of other nodes' agents only. What happens to this node's own keys is the registrar's: it hears of every
+change first, so that an agent which another node has taken over is dismissed before the core sees it there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol, TypeVar
+
+import structlog
+
+from agentreach.aio.clock import boot_time
+from agentreach.v1.admin_pb2 import NodeRecord
+from agentreach.v1.registry_pb2 import AgentRecord
+from reach.core.state import State
+from reach.core.store import Change, Compacted, Item, Store, StoreUnavailable
+from reach.node.contact import LOOK_EVERY_S
+from reach.node.mirror import Mirror
+from reach.node.records import AGENTS, NODES, Unreadable, read_agent, read_node, scope_of
+from reach.node.registrar import Registrar
+
+log = structlog.get_logger("reach.view")
+
+STEP_CHANGES = 500  # ≈ 20 µs each
+LIST_AGAIN_S = 0.5  # after the store did not answer
+OVERDUE_S = 2 * LOOK_EVERY_S + 1.0  # a look and its answer may take so long before the view counts as old
+
+Record = TypeVar("Record", AgentRecord, NodeRecord)
+Step = Callable[[], AbstractContextManager[State]]
+
+
+class Remote(Protocol):
+    """What the core does with what the view sees: `reach.core.remote`. A generation is a key's revision.
+
+    Each is called in a step. Nothing happens for a generation smaller than the one that the core knows.
+    """
+
+    def agent_seen(self, state: State, record: AgentRecord, generation: int, /) -> None:
+        """Another node has registered this agent, or has written its record again."""
+
+    def agent_gone(self, state: State, tenant: str, env: str, agent_id: str, generation: int, /) -> None:
+        """The record of this generation is not there any more."""
+
+    def node_seen(self, state: State, record: NodeRecord, /) -> None:
+        """Another node is there, or was started again."""
+
+    def node_gone(self, state: State, node_id: str, /) -> None:
+        """Another node's key is not there any more."""
+
+
+class _Nobody:
+    """Stands for `reach.core.remote` until that is there."""
+
+    def agent_seen(self, state: State, record: AgentRecord, generation: int, /) -> None:
+        """See `Remote`."""
+
+    def agent_gone(self, state: State, tenant: str, env: str, agent_id: str, generation: int, /) -> None:
+        """See `Remote`."""
+
+    def node_seen(self, state: State, record: NodeRecord, /) -> None:
+        """See `Remote`."""
+
+    def node_gone(self, state: State, node_id: str, /) -> None:
+        """See `Remote`."""
+
+
+class View:
+    """This node's picture of the registry. `start`, then `run` in a task."""
+
+    def __init__(
+        self, store: Store, node: NodeRecord, registrar: Registrar, *, step: Step, remote: Remote | None = None
+    ) -> None:
+        """`node` is this node's record, with the address that others know by the time of `start`."""
+        self._store = store
+        self._node = node
+        self._registrar = registrar
+        self._step = step
+        self._remote = remote or _Nobody()
+        self._agents, self._nodes = Mirror(AGENTS), Mirror(NODES)
+        self._watches: dict[str, asyncio.Timeout] = {}
+        """Of the watches that go on now: how to end each."""
+        self._told: dict[str, int] = {}
+        """By key of an agent: the generation that the core knows from here."""
+        self._addresses: dict[str, str] = {}
+        """Of other nodes, by node_id."""
+        self._unreadable: set[str] = set()
+
+    # ---- how old ----
+
+    @property
+    def revision(self) -> int:
+        """The store's revision of which the view is known to be a true picture."""
+        return self._agents.confirmed_revision
+
+    @property
+    def confirmed_at(self) -> float:
+        """The time of the boot clock at which the view was known to be complete."""
+        return min(self._agents.confirmed_at, self._nodes.confirmed_at)
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the view was known to be complete; 0 while it is looked at and found so all the time."""
+        age_s = boot_time() - self.confirmed_at
+        return 0.0 if age_s <= OVERDUE_S and not self._registrar.contact.away else age_s
+
+    # ---- its life ----
+
+    async def start(self) -> None:
+        """List everything once. Raises `StoreUnavailable`."""
+        await self._list(self._nodes)
+        await self._list(self._agents)
+
+    async def run(self) -> None:
+        """Watch and look until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for mirror in (self._nodes, self._agents):
+                group.create_task(self._keep(mirror), name=f"view-{mirror.prefix.rstrip('/')}")
+            group.create_task(self._registrar.contact.keep(self._look), name="registry-contact")
+
+    async def _keep(self, mirror: Mirror) -> None:
+        """Watch a prefix; whenever that ends, for whatever reason, list it and watch again."""
+        while True:
+            try:
+                async with asyncio.timeout(None) as watch:
+                    self._watches[mirror.prefix] = watch
+                    await self._watch(mirror)
+            except StoreUnavailable:
+                self._registrar.contact.doubted()
+            except (Compacted, TimeoutError):
+                pass
+            finally:
+                self._watches.pop(mirror.prefix, None)
+            await self._list_stubbornly(mirror)
+
+    def _doubt(self, mirror: Mirror) -> None:
+        """List again: the watch has missed something."""
+        watch = self._watches.pop(mirror.prefix, None)
+        if watch is not None:
+            log.warning("the watch of the registry has missed something: listing again", prefix=mirror.prefix)
+            watch.reschedule(asyncio.get_running_loop().time())
+
+    async def _watch(self, mirror: Mirror) -> None:
+        async with contextlib.aclosing(self._store.watch(mirror.prefix, mirror.revision + 1)) as batches:
+            async for batch in batches:
+                if batch:
+                    await self._apply(mirror, mirror.fresh(batch))
+                    mirror.reached(batch[-1].revision)
+
+    async def _list_stubbornly(self, mirror: Mirror) -> None:
+        while True:
+            try:
+                await self._list(mirror)
+            except StoreUnavailable:
+                self._registrar.contact.doubted()
+                await asyncio.sleep(LIST_AGAIN_S)
+            else:
+                return
+
+    async def _list(self, mirror: Mirror) -> None:
+        asked_at = boot_time()
+        listing = await self._store.list(mirror.prefix)
+        self._registrar.listed()
+        await self._apply(mirror, mirror.difference(listing))
+        mirror.listed(listing.revision, asked_at)
+
+    async def _look(self) -> None:
+        """Ask the store how far it is. Raises `StoreUnavailable`."""
+        for mirror in (self._agents, self._nodes):
+            asked_at, revision = boot_time(), mirror.revision
+            summary = await self._store.summary(mirror.prefix)
+            if not mirror.looked(summary, asked_at, revision):
+                self._doubt(mirror)
+
+    # ---- what changed ----
+
+    async def _apply(self, mirror: Mirror, changes: Sequence[Change]) -> None:
+        for at in range(0, len(changes), STEP_CHANGES):
+            if at:
+                await asyncio.sleep(0)
+            with self._step() as state:
+                for change in changes[at : at + STEP_CHANGES]:
+                    mirror.hold(change)
+                    self._registrar.changed(change)
+                    if mirror is self._agents:
+                        self._agent(state, change)
+                    else:
+                        self._other_node(state, change)
+                if mirror is self._nodes:
+                    self._tell_addresses(state)
+
+    def _agent(self, state: State, change: Change) -> None:
+        key, told = change.key, self._told.get(change.key, 0)
+        record = self._readable(change, read_agent)
+        if record is not None and record.node_id == self._node.node_id:
+            return  # a former record of another node gives way when ours is let in, or is gone when ours is
+        if told and (record is None or change.revision < told):
+            del self._told[key]
+            self._remote.agent_gone(state, *scope_of(key), told)
+        if record is not None:
+            self._told[key] = record.generation = change.revision
+            self._remote.agent_seen(state, record, change.revision)
+
+    def _other_node(self, state: State, change: Change) -> None:
+        node_id = change.key.removeprefix(NODES)
+        if node_id == self._node.node_id:
+            return
+        record = self._readable(change, read_node)
+        if record is not None:
+            self._addresses[node_id] = record.address
+            self._remote.node_seen(state, record)
+        elif self._addresses.pop(node_id, None) is not None:
+            self._remote.node_gone(state, node_id)
+
+    def _tell_addresses(self, state: State) -> None:
+        others = dict(sorted(self._addresses.items()))
+        state.node_addresses = {**others, self._node.node_id: self._node.address}
+        state.peer_addresses = tuple(others.values())
+
+    def _readable(self, change: Change, read: Callable[[Item], Record]) -> Record | None:
+        """What stands there now, or None: nothing, or nothing that this node can use. That is logged once a key."""
+        if change.item is None:
+            self._unreadable.discard(change.key)
+            return None
+        try:
+            record = read(change.item)
+        except Unreadable as error:
+            if change.key not in self._unreadable:
+                self._unreadable.add(change.key)
+                log.warning("a record in the registry cannot be read: left out", key=change.key, why=str(error))
+            return None
+        self._unreadable.discard(change.key)
+        return record
