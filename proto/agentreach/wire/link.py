@@ -43,7 +43,8 @@ class Link(Outbox):
 
     def __init__(self, shared: Shared | None = None) -> None:
         super().__init__(shared)
-        self._signals: deque[bytes] = deque()
+        self._signals: deque[list[bytes]] = deque()
+        self._last_signals_bytes = 0  # of the last of these groups; each goes into a frame of its own
         self._unnumbered: deque[bytes] = deque()
         self._goodbye: bytes | None = None
         """Goes when all else has gone, or cannot: a peer that has read it reads no more."""
@@ -95,7 +96,7 @@ class Link(Outbox):
     @property
     def signals_waiting(self) -> int:
         """Signals that were not given to the transport; the owner's to bound."""
-        return len(self._signals) + len(self._unnumbered)
+        return sum(map(len, self._signals)) + len(self._unnumbered)
 
     @property
     def ready(self) -> bool:
@@ -126,8 +127,12 @@ class Link(Outbox):
         if kind in UNNUMBERED_SIGNALS:
             self._unnumbered.append(data)
             return 0
-        self._signals.append(data)
-        return self._next_seq
+        if not self._signals or self._last_signals_bytes + len(data) > limits.FRAME_BYTES_MAX:
+            self._signals.append([])
+            self._last_signals_bytes = 0
+        self._signals[-1].append(data)
+        self._last_signals_bytes += len(data)
+        return self._next_seq + len(self._signals) - 1
 
     def last_words(self) -> bytes | None:
         """A frame with the unnumbered signals that wait (goodbye), whatever else does; None if there are none."""
@@ -147,9 +152,8 @@ class Link(Outbox):
             return self._numbered(self._resend.popleft(), now)
         if self._window_full:
             return self.last_words() or self._bare_ack()
-        signals = list(self._signals)
-        self._signals.clear()
-        items, held = self._take(self.enough) if self.waiting else ([], 0)
+        signals = self._signals.popleft() if self._signals else []
+        items, held = self._take(self.enough) if self.waiting and not self._signals else ([], 0)
         if not items and not signals:
             return self.last_words() or self._bare_ack()
         frame = _SentFrame(self._next_seq, items, signals, held)

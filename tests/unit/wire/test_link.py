@@ -17,6 +17,8 @@ from agentreach.v1.frame_pb2 import (
     Heartbeat,
     Hello,
     Probe,
+    SessionSnapshot,
+    SessionState,
     Signal,
     StatusChange,
     StreamCredit,
@@ -387,6 +389,28 @@ def test_between_cut_and_handshake_only_the_handshake_is_spoken() -> None:
     assert sender.resume(0)
     frame = taken(sender)
     assert (frame.seq, frame.ack, names(frame)) == (1, 1, ["reply"])
+
+
+def test_large_signals_share_no_frame_come_before_what_waits_and_know_their_numbers() -> None:
+    sender = Link()
+    sender.put(envelope("after"), 0.0)
+    large = [
+        Signal(
+            session_snapshot=SessionSnapshot(turn=turn, state=SessionState(inline=bytes(limits.FRAME_BYTES_MAX // 2)))
+        )
+        for turn in range(3)
+    ]
+    small = Signal(status_change=StatusChange(agent_id="a/1"))
+    numbers = [sender.signal(each) for each in (small, large[0], large[1], large[2], small)]
+    frames = [taken(sender) for _ in range(3)]
+    assert [[each.WhichOneof("kind") for each in frame.signals] for frame in frames] == [
+        ["status_change", "session_snapshot"],
+        ["session_snapshot"],
+        ["session_snapshot", "status_change"],
+    ]
+    assert numbers == [1, 1, 2, 3, 3]
+    assert [names(frame) for frame in frames] == [[], [], ["after"]]
+    assert sender.signals_waiting == 0
 
 
 def test_signals_that_are_not_numbered_do_not_outlive_a_cut() -> None:
