@@ -800,10 +800,13 @@ class SessionSnapshot(_message.Message):
     HANDLED_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    RELEASED_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.str
     session_id: _builtins.str
     epoch: _builtins.int
     turn: _builtins.int
+    released: _builtins.bool
+    """the answer to session_release; else a checkpoint, stored if its turn is new"""
     @_builtins.property
     def handled(self) -> _containers.RepeatedCompositeFieldContainer[Global___HandledMessage]: ...
     @_builtins.property
@@ -820,10 +823,11 @@ class SessionSnapshot(_message.Message):
         handled: _abc.Iterable[Global___HandledMessage] | None = ...,
         state: Global___SessionState | None = ...,
         error: _error_pb2.Error | None = ...,
+        released: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "epoch", b"epoch", "error", b"error", "handled", b"handled", "session_id", b"session_id", "state", b"state", "turn", b"turn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "epoch", b"epoch", "error", b"error", "handled", b"handled", "released", b"released", "session_id", b"session_id", "state", b"state", "turn", b"turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
