@@ -182,6 +182,8 @@ LIMITS: dict[str, tuple[Bound, ...]] = {
         Bound("dead letters in one answer of ListDeadLetters", "reach.core.redriving.LISTED_MAX",
               "the youngest are shown; `kept` says how many there are"),
         Bound("bytes of that answer", "reach.core.redriving.LISTED_BYTES_MAX", "the same", "bytes"),
+        Bound("versions that one version policy names", "reach.core.version_policy.VERSIONS_MAX", _FIELD),
+        Bound("weight of one of them", "reach.core.version_policy.VERSION_WEIGHT_MAX", _FIELD),
         Bound("open health watches", "reach.adapters.grpc_server.health.WATCHES_MAX", "RESOURCE_EXHAUSTED"),
         Bound("agent types with numbers of their own in the metrics", "reach.core.stats.TYPES_MAX",
               "counted as `unknown`"),

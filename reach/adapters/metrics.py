@@ -70,6 +70,12 @@ METRICS: tuple[Metric, ...] = (
     Metric("reach_retries_total", "counter", (), "Attempts after the first."),
     Metric("reach_retries_suppressed_total", "counter", (), "Retries not made because the retry budget was used up."),
     Metric(
+        "reach_version_fallbacks_total",
+        "counter",
+        ("agent_type",),
+        "Requests that got another version than the one the version policy wants, which had nobody usable.",
+    ),
+    Metric(
         "reach_breaker_state",
         "gauge",
         ("agent_id",),
@@ -200,15 +206,19 @@ def _requests(stats: Stats) -> Iterator[Family]:
     requests = _counter("reach_requests_total")
     in_flight = _gauge("reach_requests_in_flight")
     seconds = _histogram("reach_request_seconds")
+    fallbacks = _counter("reach_version_fallbacks_total")
     for agent_type, record in stats.types():
         for outcome, count in list(record.outcomes.items()):
             requests.add_metric([agent_type, outcome], count)
         in_flight.add_metric([agent_type], record.in_flight)
+        if record.version_fallbacks:
+            fallbacks.add_metric([agent_type], record.version_fallbacks)
         for phase, histogram in record.phases():
             if histogram.count:
                 seconds.add_metric([agent_type, phase], _cumulative(histogram), histogram.sum_s)
     yield requests
     yield in_flight
+    yield fallbacks
     yield seconds
 
 

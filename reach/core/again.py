@@ -129,7 +129,8 @@ def next_attempt(state: State, request: Request) -> None:
     request.retry_at = request.same_at if request.same_at > state.now else 0.0
     full: set[str] = set()  # with retries
     while True:
-        agent = route.choose(state, pool, target, "", policy, request.excluded | full, readmit=readmit and not full)
+        without = request.excluded | full
+        agent = route.choose(state, pool, target, "", policy, without, readmit and not full, request)
         if agent is None or state.budget.has_room(agent.link):
             break
         full.add(agent.agent_id)

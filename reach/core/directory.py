@@ -194,8 +194,8 @@ class Directory:
             self._raw[key] = pool
         return pool
 
-    def pool(self, selector: Selector) -> Pool:
-        """The candidates of a selector. One that matches nobody gets a pool of its own that is not kept."""
+    def pool(self, selector: Selector, *, keep: bool = False) -> Pool:
+        """The candidates of a selector. One that matches nobody gets a pool of its own, which only `keep` keeps."""
         pool = self._pools.get(selector)
         if pool is not None:
             pool.used = True
@@ -204,7 +204,7 @@ class Directory:
         place = self._places.get((selector.tenant, selector.env))
         candidates = self.agents_in(selector.tenant, selector.env, selector.anchor)
         matching = [agent for agent in candidates if selector.describes(agent)]
-        if place is None or not matching:
+        if place is None or not (matching or keep):
             pool.evicted = True
             return pool
         while len(self._pools) >= self._pools_max:

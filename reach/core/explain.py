@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from agentreach.v1.admin_pb2 import Candidate, ExplainReply
 from agentreach.v1.envelope_pb2 import RoutingPolicy, Target
@@ -18,12 +19,15 @@ from reach.core.balance import CONSISTENT_HASH, LEAST_ACTIVE, ROUND_ROBIN, WARM_
 from reach.core.directory import Directory
 from reach.core.pool import Pool
 from reach.core.selector import Selector, parse_selector
+from reach.core.version_policy import Picked, Policies, pick, point_of
 from reach.core.versions import version_matches
 
 ENV, SELECTOR, STATUS, EXCLUDED = "env", "selector", "status", "excluded"
 BREAKER, PIN, CAPACITY, VERSION_POLICY, CHOOSE = "breaker", "session pin", "capacity", "version policy", "choose"
 STAGES = (ENV, SELECTOR, STATUS, EXCLUDED, BREAKER, PIN, CAPACITY, VERSION_POLICY, CHOOSE)
-"""In order. The version policy removes nobody until it is built."""
+"""In order."""
+
+_NO_POLICIES: Policies = MappingProxyType({})
 
 ROWS_MAX = 1000
 _WALKED_MAX = 50_000  # agents looked at; ≈ 4 µs each, and the node does nothing else meanwhile
@@ -77,6 +81,7 @@ def explain(
     warm_up_s: float = WARM_UP_S,
     exclude: Collection[str] = frozenset(),
     readmit: bool = True,
+    version_policies: Policies = _NO_POLICIES,
 ) -> Explanation:
     """Decide as `balance.choose` would, and say why. Arguments are those of the decision explained.
 
@@ -95,17 +100,51 @@ def explain(
             removals[agent] = _by_env_or_selector(selector, agent)
     if pin is not None:
         removals.update(_by_pin(matching, pin))
-        chosen = next((agent for agent in matching if agent.agent_id == pin), None)
-    elif session_id:
-        policy = CONSISTENT_HASH
-        removals.update(_by_status(matching))
-        chosen = choose_owner(directory.pool(selector), session_id)
+        picked = Picked(next((agent for agent in matching if agent.agent_id == pin), None))
     else:
-        removals.update(_by_state(matching, now, exclude, readmit))
-        chosen = _choice(directory.pool(selector), policy, now, rng, hash_key, warm_up_s, exclude, readmit)
+        key = session_id or hash_key
+        if session_id:
+            policy = CONSISTENT_HASH
+            removals.update(_by_status(matching))
+        else:
+            removals.update(_by_state(matching, now, exclude, readmit))
+        picked = pick(
+            version_policies,
+            directory,
+            directory.pool(selector),
+            point_of(key) if key else rng.random(),
+            lambda pool, last: (
+                choose_owner(pool, session_id)
+                if session_id
+                else _choice(pool, policy, now, rng, hash_key, warm_up_s, exclude, readmit and last)
+            ),
+        )
+    chosen = picked.agent
     if chosen is not None:
+        if picked.got:
+            removals.update(_by_version(removals, chosen, picked))
         removals.setdefault(chosen, ("", ""))  # there even where the walk stopped before it
+        if picked.fell_back:
+            removals[chosen] = ("", _state(chosen, True, now) + f"; {picked.told}")
     return Explanation(_rows(removals, chosen, now), chosen.agent_id if chosen else "", policy, directory.revision)
+
+
+def _by_version(removals: dict[Agent, Removal], chosen: Agent, picked: Picked) -> dict[Agent, Removal]:
+    """What the version policy does with those of the chosen one's type that came so far."""
+    came = [
+        agent
+        for agent, (stage, _) in removals.items()
+        if stage in ("", CHOOSE) and agent.agent_type == chosen.agent_type
+    ]
+    left = [agent for agent in came if version_matches(picked.got, agent.version)]
+    found = {
+        agent: (VERSION_POLICY, f"version: is {agent.version or '(none)'}; the policy gives this to {picked.got}")
+        for agent in came
+        if agent not in left
+    }
+    if all(removals[agent][0] == CHOOSE for agent in left):  # the others who would be chosen before them are gone
+        found |= dict.fromkeys(left, ("", ""))
+    return found
 
 
 def _related_first(directory: Directory, selector: Selector) -> Iterator[Agent]:

@@ -14,11 +14,12 @@ from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.wire.errors import failure
-from reach.core import balance, lanes, losses, route, settle
+from reach.core import balance, lanes, losses, route, settle, version_policy
 from reach.core.effects import CreatePin, RefreshPin
 from reach.core.requests import Attachment, Stage
 
 if TYPE_CHECKING:
+    from reach.core.agents import Agent
     from reach.core.pool import Pool
     from reach.core.state import State
 
@@ -30,7 +31,7 @@ def ask(state: State, lane: lanes.Lane) -> None:
     """Choose an owner for the lane's head and ask for its pin; without a candidate the head fails."""
     request = lane.waiting[0]
     pool = _pool(state, lane)
-    agent = balance.choose_owner(pool, lane.key[3])
+    agent = _choose(state, lane, pool)
     if agent is None:
         lanes.take_head(state, lane)
         request.lane = None
@@ -40,6 +41,20 @@ def ask(state: State, lane: lanes.Lane) -> None:
     assert isinstance(attachment, Attachment)
     lane.pinning = True
     state.effects.append(CreatePin(lane, attachment, lane.epoch))
+
+
+def _choose(state: State, lane: lanes.Lane, pool: Pool) -> Agent | None:
+    """The owner by ring; of the version that the session's hash draws, where a version policy says so."""
+    session_id = lane.key[3]
+    if not state.version_policies:
+        return balance.choose_owner(pool, session_id)
+    point = version_policy.point_of(session_id)
+    picked = version_policy.pick(
+        state.version_policies, state.directory, pool, point, lambda one, _: balance.choose_owner(one, session_id)
+    )
+    if picked.fell_back:
+        route.fell_back(state, picked, lane.waiting[0])
+    return picked.agent
 
 
 def _pool(state: State, lane: lanes.Lane) -> Pool:

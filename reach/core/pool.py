@@ -108,6 +108,7 @@ class Pool:
         "avoidance",
         "evicted",
         "members",
+        "narrowed",
         "pinned",
         "selector",
         "tiers",
@@ -132,6 +133,8 @@ class Pool:
         """Looked up since the cache last went round; the cache's own."""
         self.evicted = False
         """No longer kept up to date."""
+        self.narrowed: dict[tuple[str, str], Pool] = {}
+        """By (agent type, version): pools of a part of the members; `version_policy`'s own."""
         self._turns: Turns | None = None
         self._levels: Levels | None = None
         self._ring: Ring | None = None

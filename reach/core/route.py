@@ -28,6 +28,7 @@ from reach.core import (
     returning,
     sessions,
     settle,
+    version_policy,
     waiting,
     writing,
 )
@@ -61,7 +62,7 @@ def route(
         return
     pool = state.directory.pool_for(target, request.key[0], request.key[2], target_data)
     policy = policy_of(state, pool, target)
-    agent = choose(state, pool, target, "", policy)
+    agent = choose(state, pool, target, "", policy, request=request)
     if agent is None:
         agent = own_slot(state, pool, request)
         if agent is None:
@@ -108,8 +109,47 @@ def choose(
     policy: int,
     exclude: Collection[str] = frozenset(),
     readmit: bool = True,
+    request: Request | None = None,
 ) -> Agent | None:
-    """One usable agent of the pool by the policy. `exclude` and `readmit` are those of `balance.choose`."""
+    """One usable agent of the pool by the policy. `exclude` and `readmit` are those of `balance.choose`.
+
+    `request` is told if it does not get the version that its type's version policy wants.
+    """
+    if not state.version_policies:
+        return _choose(state, pool, target, session_id, policy, exclude, readmit)
+    key = target.hash_key or session_id
+    picked = version_policy.pick(
+        state.version_policies,
+        state.directory,
+        pool,
+        version_policy.point_of(key) if key else state.rng.random(),
+        lambda narrowed, last: _choose(
+            state, narrowed, target, session_id, policy, exclude, readmit and last, last_resort=last
+        ),
+    )
+    if picked.fell_back:
+        fell_back(state, picked, request)
+    return picked.agent
+
+
+def fell_back(state: State, picked: version_policy.Picked, request: Request | None) -> None:
+    """A version policy wants a version that has nobody usable: count it, and tell the request's trace."""
+    assert picked.agent is not None
+    state.stats.version_fell_back(picked.agent.agent_type)
+    if request is not None:
+        request.note("version policy", state.now, picked.told)
+
+
+def _choose(
+    state: State,
+    pool: Pool,
+    target: Target,
+    session_id: str,
+    policy: int,
+    exclude: Collection[str],
+    readmit: bool,
+    last_resort: bool = True,
+) -> Agent | None:
     agent = balance.choose(
         pool,
         policy,
@@ -122,12 +162,13 @@ def choose(
     )
     if agent is None or not agent.suspect or breakers.admits(state, agent):
         return agent
-    return _instead_of(state, pool, target, session_id, policy, exclude, agent)
+    other = _instead_of(state, pool, target, session_id, policy, exclude, agent)
+    return agent if other is None and last_resort else other
 
 
 def _instead_of(
     state: State, pool: Pool, target: Target, session_id: str, policy: int, exclude: Collection[str], ramping: Agent
-) -> Agent:
+) -> Agent | None:
     """A choice fell on an agent that gets a part of its share only, and not this one: another, if there is any."""
     passed = {*exclude, ramping.agent_id}
     key = (target.hash_key or session_id) if policy == CONSISTENT_HASH else ""
@@ -147,7 +188,7 @@ def _instead_of(
         if not other.suspect or breakers.admits(state, other):
             return other
         passed.add(other.agent_id)
-    return ramping  # nobody else could take it
+    return None
 
 
 @lru_cache(maxsize=4096)

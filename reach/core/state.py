@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from reach.core.topics import Publishing
 
 
+    from reach.core.version_policy import VersionPolicy
 MESH_FAULTS = frozenset({"AGENT_LOST", "TIMEOUT", "AGENT_ERROR", "CONNECT_FAILED", "INTERNAL", "REGISTRY_UNAVAILABLE"})
 FAILURES_LOGGED_PER_S = 50  # at info; beyond, a flood of failures would cost more than the failures
 
@@ -101,6 +102,8 @@ class State:
         self.tokens: dict[bytes, Peer] = {}
         self.lanes: dict[LaneKey, Lane] = {}
         self.lanes_ready: deque[Lane] = deque()
+        self.version_policies: dict[tuple[str, str], VersionPolicy] = {}
+        """By (env, agent type). While it is empty no decision costs anything for it."""
         self.topics = Topics()
         self.budget = RetryBudget()
         self.queue = _queue(rules)

@@ -49,12 +49,14 @@ class Histogram:
 class TypeStats:
     """The numbers of one agent type."""
 
-    __slots__ = ("deliver", "handle", "in_flight", "outcomes", "queue", "total")
+    __slots__ = ("deliver", "handle", "in_flight", "outcomes", "queue", "total", "version_fallbacks")
 
     def __init__(self) -> None:
         self.outcomes: dict[str, int] = {}
         """Requests by outcome: "OK" or the name of an ErrorCode."""
         self.in_flight = 0
+        self.version_fallbacks = 0
+        """Choices of another version than the version policy's, which had nobody usable."""
         self.queue = Histogram()
         self.deliver = Histogram()
         self.handle = Histogram()
@@ -118,6 +120,10 @@ class Stats:
         record = self._types.get(agent_type) or self._unknown
         record.in_flight += 1
         return record
+
+    def version_fell_back(self, agent_type: str) -> None:
+        """Somebody of this type was chosen although the version policy wants another version."""
+        (self._types.get(agent_type) or self._unknown).version_fallbacks += 1
 
     def ended(self, record: TypeStats) -> None:
         """That request is no longer in flight."""

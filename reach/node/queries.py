@@ -147,6 +147,7 @@ class Queries:
             rng=state.rng,
             hash_key=envelope.target.hash_key or envelope.session_id,
             warm_up_s=state.rules.warm_up_s,
+            version_policies=state.version_policies,
         )
         return found.to_reply(self._age_ms())
 

@@ -45,6 +45,7 @@ def busy_node() -> Node:
     node.stats.began("ner")
     node.stats.finished("ner", "OK", 0.0, 0.0015, 1.2, 1.2015)
     node.stats.finished("ner", "TIMEOUT", 301.0, None, None, 301.0)
+    node.stats.version_fell_back("ner")
     node.stats.retries = 3
     node.stats.loops["loop_detected"] += 1
     node.stats.duplicates["joined"] += 2
