@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-from collections.abc import Iterator
 
 import pytest
 import structlog
@@ -14,15 +13,8 @@ from reach.adapters import logs
 
 
 @pytest.fixture
-def stream() -> Iterator[io.StringIO]:
-    root = logging.getLogger()
-    before, level = root.handlers[:], root.level
-    yield io.StringIO()
-    root.handlers[:] = before
-    root.setLevel(level)
-    structlog.reset_defaults()
-    for name in ("asyncio", "grpc", "aiohttp"):
-        logging.getLogger(name).setLevel(logging.NOTSET)
+def stream() -> io.StringIO:
+    return io.StringIO()
 
 
 def lines(stream: io.StringIO) -> list[dict[str, object]]:
