@@ -98,10 +98,13 @@ class WiredEtcd(EtcdCluster):
         for wires in self._clients.values():
             self._soon(wires[member.name].hold)
 
-    def cut_client(self, client: str, *members: EtcdMember) -> None:
-        """This client reaches these members (none named: none at all) no more."""
+    def cut_client(self, client: str, *members: EtcdMember, reset: bool = False) -> None:
+        """This client reaches these members (none named: none at all) no more; with `reset` it is told at once."""
         for member in members or self.members:
-            self._soon(self._clients[client][member.name].hold)
+            wire = self._clients[client][member.name]
+            self._soon(wire.hold)
+            if reset:
+                self._soon(wire.reset)
 
     def heal(self) -> None:
         """All wires pass again, and what they held arrives."""

@@ -52,14 +52,16 @@ class Stream(Generic[Req, Res]):
         """Write one request; False if the stream has ended. Cancelling it ends the stream.
 
         In a task of its own, because a stream that is abandoned meanwhile raises `CancelledError` from its write, and
-        the sender would take that for its own cancellation.
+        the sender would take that for its own cancellation; or, if it was abandoned before it was connected, the write
+        never ends at all: then the end of the reader tells.
         """
         writing = asyncio.ensure_future(self._call.write(request))
         try:
-            await asyncio.wait([writing])
+            await asyncio.wait([writing, self._reader], return_when=asyncio.FIRST_COMPLETED)
         finally:
+            over = not writing.done()
             writing.cancel()
-        if writing.cancelled():
+        if over or writing.cancelled():
             return False
         failure = writing.exception()
         if failure is not None and not isinstance(failure, (grpc.aio.AioRpcError, asyncio.InvalidStateError)):
