@@ -1,4 +1,4 @@
-"""Our etcd client against three members that are killed, frozen and cut off, with watches, writes and leases running."""
+"""Our etcd client against three members that are killed, frozen and cut off while it watches, writes and holds leases."""
 
 from __future__ import annotations
 
