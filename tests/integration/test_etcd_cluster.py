@@ -1,4 +1,4 @@
-"""Our etcd client against three members that are killed, frozen and cut off while it watches, writes and holds leases."""
+"""Our etcd client against three members that are killed, frozen and cut off, while it watches, writes and leases."""
 
 from __future__ import annotations
 
