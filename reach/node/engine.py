@@ -191,9 +191,10 @@ class Engine(Operations):
             log.error("a task of the node failed", task=task.get_name(), exc_info=error)
 
     def replaced(self, agent: Agent, by: bytes) -> None:
-        """The registry says that a process of another node, of this incarnation, has taken the agent over."""
+        """The registry says that another process, of this incarnation, has the agent; it may have been seen already."""
         with self.step() as state:
-            if isinstance(agent.link, Attachment):
+            here = state.directory.get(agent.tenant, agent.env, agent.agent_id) is agent
+            if here and isinstance(agent.link, Attachment):
                 takeover.replaced(state, agent.link, by)
 
     # ---- the switchboard ----

@@ -72,7 +72,10 @@ class Registrar:
         register_wait_s: float,
         replaced: Callable[[Agent, bytes], None],
     ) -> None:
-        """`replaced` is told of an agent whose key another node has taken, and by which incarnation."""
+        """`replaced` is told of an agent whose key somebody else has taken, and by which incarnation.
+
+        By another node: the core may have seen that already, and let go of the agent.
+        """
         self._register_wait_s = register_wait_s
         self._store = store
         self._node = node
@@ -85,6 +88,8 @@ class Registrar:
         """What should stand in the store, by key."""
         self._queue: deque[_Register | DeregisterAgent] = deque()
         self._work = asyncio.Event()
+        self.overtaken: Callable[[Change], None] = self.changed
+        """Told when another node is found to have one of our keys; the view says here how it goes on."""
         self._doubt = False
         """The store may differ from `_agents`."""
 
@@ -299,7 +304,9 @@ class Registrar:
                 continue
             if found is None:
                 missing.append((absent(key), key, agent))
-            elif record is not None and not self._is_of(record, agent):
+            elif record is not None and record.node_id != self._node.node_id:
+                self.overtaken(Change(key, found.mod_revision, found))
+            elif record is not None and record.incarnation != agent.incarnation:
                 self._taken_over(key, agent, record)
             elif not self._shards.holds(found.lease) or found.mod_revision != agent.generation:
                 missing.append((unchanged(found), key, agent))
@@ -312,12 +319,8 @@ class Registrar:
             result = await self._store.txn([unchanged(item) for item in part], [Delete(item.key) for item in part])
             self._doubt = self._doubt or not result.succeeded
 
-    def _is_of(self, record: AgentRecord, agent: Agent) -> bool:
-        """True if this node wrote the record for this very agent, also if the answer to the write was lost."""
-        return record.node_id == self._node.node_id and record.incarnation == agent.incarnation
-
     def _taken_over(self, key: str, agent: Agent, record: AgentRecord) -> None:
-        log.warning("another node has taken an agent over", agent=agent.agent_id, node=record.node_id)
+        log.warning("an agent was taken over", agent=agent.agent_id, node=record.node_id)
         del self._agents[key]
         self._shards.removed(key)
         self._replaced(agent, record.incarnation)

@@ -4,8 +4,8 @@ One watch a prefix: list at a revision, go on from the next one. After a compact
 doubt the prefix is listed again, and the difference is applied like changes that were watched. The core is told of
 each change in a step, at most `STEP_CHANGES` in one, so that ten thousand agents do not hold up the loop.
 
-The view tells of other nodes' agents only. What happens to this node's own keys is the registrar's: it hears of every
-change first, so that an agent which another node has taken over is dismissed before the core sees it there.
+The view tells of other nodes' agents only; one that was this node's and is another's now is seen there by the core,
+which then lets go of it here. What else happens to this node's own keys is the registrar's: it hears of every change.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from reach.core.state import State
 from reach.core.store import Change, Compacted, Item, Store, StoreUnavailable
 from reach.node.contact import LOOK_EVERY_S
 from reach.node.mirror import Mirror
-from reach.node.records import AGENTS, NODES, Unreadable, read_agent, read_node, scope_of
+from reach.node.stored import AGENTS, NODES, Unreadable, read_agent, read_node, scope_of
 from reach.node.registrar import Registrar
 
 log = structlog.get_logger("reach.view")
@@ -93,6 +93,7 @@ class View:
         self._addresses: dict[str, str] = {}
         """Of other nodes, by node_id."""
         self._unreadable: set[str] = set()
+        registrar.overtaken = self._seen_early
 
     # ---- how old ----
 
@@ -169,7 +170,7 @@ class View:
         asked_at = boot_time()
         listing = await self._store.list(mirror.prefix)
         self._registrar.listed()
-        await self._apply(mirror, mirror.difference(listing))
+        await self._apply(mirror, mirror.difference(listing), listed=True)
         mirror.listed(listing.revision, asked_at)
 
     async def _look(self) -> None:
@@ -182,36 +183,44 @@ class View:
 
     # ---- what changed ----
 
-    async def _apply(self, mirror: Mirror, changes: Sequence[Change]) -> None:
+    async def _apply(self, mirror: Mirror, changes: Sequence[Change], *, listed: bool = False) -> None:
         for at in range(0, len(changes), STEP_CHANGES):
             if at:
                 await asyncio.sleep(0)
             with self._step() as state:
                 for change in changes[at : at + STEP_CHANGES]:
                     mirror.hold(change)
-                    self._registrar.changed(change)
                     if mirror is self._agents:
-                        self._agent(state, change)
+                        self._agent(state, change, listed=listed)
                     else:
                         self._other_node(state, change)
                 if mirror is self._nodes:
                     self._tell_addresses(state)
 
-    def _agent(self, state: State, change: Change) -> None:
+    def _seen_early(self, change: Change) -> None:
+        """The registrar has read a change that the watch still has to bring, or has brought before it mattered."""
+        with self._step() as state:
+            self._agent(state, change, listed=False)
+
+    def _agent(self, state: State, change: Change, *, listed: bool) -> None:
         key, told = change.key, self._told.get(change.key, 0)
+        if told > change.revision and not listed:
+            return  # more was seen early
         record = self._readable(change, read_agent)
-        if record is not None and record.node_id == self._node.node_id:
-            return  # a former record of another node gives way when ours is let in, or is gone when ours is
-        if told and (record is None or change.revision < told):
+        own = record is not None and record.node_id == self._node.node_id
+        # Of an own one nothing is told: another node's that it replaces gives way when it is let in, or ends with it.
+        if told and not own and (record is None or told > change.revision):
             del self._told[key]
             self._remote.agent_gone(state, *scope_of(key), told)
-        if record is not None:
+        if record is not None and not own:
             self._told[key] = record.generation = change.revision
             self._remote.agent_seen(state, record, change.revision)
+        self._registrar.changed(change)
 
     def _other_node(self, state: State, change: Change) -> None:
         node_id = change.key.removeprefix(NODES)
         if node_id == self._node.node_id:
+            self._registrar.changed(change)
             return
         record = self._readable(change, read_node)
         if record is not None:
