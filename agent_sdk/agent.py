@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from agent_sdk import arguments, connection
 from agent_sdk.client import Mesh
+from agent_sdk.configuring import Configuration
 from agent_sdk.draining import drain
 from agent_sdk.handlers import Handler
 from agent_sdk.host import Host
@@ -111,6 +112,7 @@ class Agent:
         self.stuck = False
         """True after a drain that a `def` handler has outlived: its thread would keep the process from exiting."""
         self._mesh = Mesh(self._link, env, self.agent_id)
+        self._configuration = Configuration(self.agent_id)
 
     def __repr__(self) -> str:
         return f"<Agent {self.agent_id}>"
@@ -145,6 +147,17 @@ class Agent:
 
         return declare
 
+    def on_config(self, fn: F) -> F:
+        """Decorator: the function that is told the agent's settings, as `dict[str, str]`, whenever they change.
+
+        Operators set them (`reach config set`). It is called in the event loop: make it `async def`, or quick. If it
+        raises, that is logged, and it is called again after a heartbeat. See `config` for the settings themselves.
+        """
+        if not callable(fn):
+            raise TypeError("on_config decorates the function itself: write @agent.on_config, without brackets")
+        self._configuration.handler = fn
+        return fn
+
     def _pick(self, envelope: pb.Envelope) -> Handler | None:
         if self._by_capability:
             for capability in envelope.target.capabilities:
@@ -154,6 +167,11 @@ class Agent:
         return self._default
 
     # ---- facts ----
+
+    @property
+    def config(self) -> Mapping[str, str]:
+        """What operators have set for this agent, as last heard from the node; empty before the first time."""
+        return self._configuration.settings
 
     @property
     def agent_id(self) -> str:
@@ -221,6 +239,7 @@ class Agent:
         record.capabilities.extend(self._capabilities)
         host = Host(link, record, self._pick)
         host.mesh = self._mesh
+        self._configuration.serve(host)
         handlers = [self._default, *self._by_capability.values(), *self._by_topic.values()]
         if any(handler is not None and handler.sync for handler in handlers):
             host.pool = ThreadPoolExecutor(record.max_concurrency or POOL_THREADS, "agent_sdk handler")
@@ -237,6 +256,7 @@ class Agent:
     async def _leave(self) -> None:
         host, lease = self._host, self._lease
         self._host = self._lease = None
+        self._configuration.close()
         if host is not None:
             if host.ordered is not None:
                 host.ordered.cancel()

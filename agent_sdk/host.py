@@ -65,6 +65,7 @@ class Host:
         self.expired = False  # the time of its drain is over: handlers are cancelled for that
         self.ordered: asyncio.Task[None] | None = None  # the drain that the node has ordered
         self.pool: ThreadPoolExecutor | None = None
+        self.configured: Callable[[frames.ConfigUpdate], None] | None = None  # the node has settings for the agent
         self._probes = Probes()
         self._pick = pick
         self._lanes: Lanes[Work] = Lanes(record.max_concurrency, record.session_concurrency)
@@ -77,7 +78,6 @@ class Host:
         self._events_dropped = 0
         self._events_dropped_told = -_TELL_EVERY_S
         self._idle: asyncio.Event = asyncio.Event()
-        self._idle.set()
 
     # ---- registration ----
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
-from agent_sdk import draining, ending, moving
+from agent_sdk import configuring, draining, ending, moving
 from agent_sdk.ending import Ended
 from agent_sdk.identity import incarnation
 from agent_sdk.readiness import Readiness
@@ -279,8 +279,8 @@ class LinkStream:
                 self._goodbye(signal.goodbye)
             case "lookup":
                 owner.signal(frames.Signal(found=found(signal.lookup, owner.hosts.values())))
-            case _:
-                return
+            case "config_update":
+                configuring.take(owner.hosts, signal.config_update)
 
     def _attached(self, attached: frames.Attached) -> None:
         if not self._attaching:

@@ -57,6 +57,7 @@ def load(
         leftovers=sum(1 for work in running.values() if work.cancelled and work.admitted),
         since_last_completed_ms=max(int(idle_s * 1000), 0),
         self_check=True,
+        config_version=record.config_version,
     )
 
 
