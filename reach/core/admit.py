@@ -228,7 +228,7 @@ def _join(state: State, port: Port, envelope: Envelope, twin: Request, left_s: f
             break
     else:
         if twin.items:
-            refuse(state, port, envelope, source, _streams_already(twin))
+            refuse(state, port, envelope, source, streams_already(twin))
             return
         state.stats.duplicates["joined"] += 1
         twin.waiters.append(Waiter(port, envelope.message_id, deadline))
@@ -286,7 +286,8 @@ def _replayed(state: State, port: Port, envelope: Envelope, key: MessageKey, lef
     return True
 
 
-def _streams_already(twin: Request) -> Error:
+def streams_already(twin: Request) -> Error:
+    """Why nobody can join a request whose items are on their way to another."""
     return failure(
         codes.AGENT_LOST,
         f"message {twin.message_id} is being answered with a stream of which another caller got {twin.items} items; "

@@ -272,6 +272,25 @@ def _has_other(state: State, request: Request) -> bool:
     )
 
 
+def not_taken(state: State, request: Request, error: Error) -> None:
+    """The home of the chosen agent did not give it to the agent: no attempt was made, somebody else is chosen."""
+    lane = request.lane
+    settle.give_back(state, request)
+    request.attempt -= 1
+    request.last_error = error
+    request.attempt_until = 0.0
+    if lane is not None:
+        lane.running.discard(request)
+        lanes.put(state, lane, request, first=True)
+        state.lanes_ready.append(lane)
+        deadlines.reschedule(state, request)
+        return
+    request.stage = Stage.BETWEEN
+    next_attempt(state, request)
+    if not request.is_settled:
+        deadlines.reschedule(state, request)
+
+
 def no_room(state: State, request: Request, agent_ids: str) -> None:
     """Who could take the retry has as many under way as one instance may."""
     request.stage = Stage.BETWEEN

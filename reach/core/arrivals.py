@@ -95,6 +95,8 @@ def _checked(state: State, peer: Peer, attach: pb.Attach) -> Attaching:
     former = state.directory.get(record.tenant, record.env, record.agent_id)
     if error is None:
         error = _ownership_fault(state, peer, record, former)
+    if former is not None and takeover.attached_elsewhere(former):
+        former = None  # it comes from another node: the store says whether it may
     if error is None and (former is None or former.incarnation != peer.incarnation):
         error = _room_fault(state, peer)
     if error is not None:
@@ -114,7 +116,7 @@ def _checked(state: State, peer: Peer, attach: pb.Attach) -> Attaching:
 def _ownership_fault(state: State, peer: Peer, record: AgentRecord, former: Agent | None) -> Error | None:
     """An agent_id belongs to the principal that is attached under it, or whose registration is on its way."""
     who, _ = state.arriving.get((record.tenant, record.env, record.agent_id), (peer.who, 0))
-    if former is not None:
+    if former is not None and not takeover.attached_elsewhere(former):
         assert isinstance(former.link, Attachment)
         who = former.link.peer.who if who == peer.who else who
     if who == peer.who:
@@ -127,7 +129,7 @@ def _room_fault(state: State, peer: Peer) -> Error | None:
     rules = state.rules
     if state.draining:
         return failure(codes.SHUTTING_DOWN, f"node {rules.node_id} is leaving: use another node")
-    present = len(state.directory) + len(state.arriving)
+    present = len(state.directory) - state.remote_agents + len(state.arriving)
     if present >= rules.agents_max:
         return failure(codes.OVERLOADED, f"this node holds {present} agents, its limit", retry_after_ms=5_000)
     if len(peer.attachments) + peer.arriving >= rules.agents_per_link_max:

@@ -39,6 +39,8 @@ def reschedule(state: State, request: Request) -> None:
 
 def settle_window_s(state: State, request: Request) -> float:
     """How long a request waits for its agent's lost link to come back."""
+    if request.attachment is not None and request.attachment.remote:
+        return state.rules.resume_window_s  # the agent may live, and come back by another node
     share = SETTLE_SHARE * (request.deadline - request.lost_at)
     return min(state.rules.resume_window_s, max(state.rules.settle_min_s, share))
 

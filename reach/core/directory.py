@@ -55,6 +55,9 @@ class Directory:
         """Somebody waits for a slot: who becomes usable is noted in `freed`, and that somebody left in `shrunk`."""
         self.freed: list[Agent] = []
         self.shrunk = False
+        self.telling = False
+        """Other nodes are told who comes, leaves, or changes its status: noted in `news`."""
+        self.news: list[Agent] = []
         self._pools_max = pools_max
         self._places: dict[Scope, _Place] = {}
         self._count = 0
@@ -99,6 +102,8 @@ class Directory:
         self.revision += 1
         if self.wanted:
             self.freed.append(agent)
+        if self.telling:
+            self.news.append(agent)
         return former
 
     def remove(self, agent: Agent) -> bool:
@@ -121,6 +126,8 @@ class Directory:
         self._count -= 1
         self.revision += 1
         self.shrunk = self.wanted
+        if self.telling:
+            self.news.append(agent)
         return True
 
     def changed(self, agent: Agent) -> None:
@@ -133,6 +140,8 @@ class Directory:
                 pool.recount(agent)
             agent.status_placed, agent.weight_placed = agent.status, agent.weight
             self.revision += 1
+            if self.telling:
+                self.news.append(agent)
         if retier(agent) and self.wanted:
             self.freed.append(agent)
             self.shrunk = True

@@ -46,6 +46,11 @@ class RefreshPin:
 
 
 @dataclass(frozen=True, slots=True)
+class DialNodes:
+    """Other nodes came, went, or have other addresses: see that there is a link to each."""
+
+
+@dataclass(frozen=True, slots=True)
 class EndStream:
     """Let the peer's current stream end after what is queued was sent."""
 
@@ -62,4 +67,4 @@ class LogLine:
     fields: dict[str, object] = field(default_factory=dict)
 
 
-Effect = RegisterAgents | DeregisterAgent | CreatePin | RefreshPin | EndStream | LogLine
+Effect = RegisterAgents | DeregisterAgent | CreatePin | RefreshPin | DialNodes | EndStream | LogLine

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from agentreach.v1 import frame_pb2 as pb
 from agentreach.v1.frame_pb2 import Signal
 from agentreach.v1.registry_pb2 import AgentStatus
-from reach.core import again, breakers, owners, returning
+from reach.core import again, breakers, owners, remote, returning
 from reach.core.agents import DEGRADED, DRAINING, HEALTHY, STARTING, UNREACHABLE
 from reach.core.requests import Attachment, Request
 
@@ -144,10 +144,13 @@ def answered(state: State, attachment: Attachment, reply: pb.ProbeReply) -> None
 
 def on_timer(state: State, attachment: Attachment) -> None:
     """Time to look after the agent: overdue probes, overdue acknowledgements, the next probe."""
+    if attachment.remote:
+        remote.on_timer(state, attachment)
+        return
     if attachment.peer.attachments.get((attachment.agent.env, attachment.agent.agent_id)) is not attachment:
         return  # it left in this very tick
     rules, now = state.rules, state.now
-    _overdue_deliveries(state, attachment)
+    look_for_overdue(state, attachment)
     sent_at = attachment.probe_sent_at
     connected = attachment.peer.connected
     if sent_at and connected and now - sent_at >= rules.probe_timeout_s:
@@ -174,7 +177,7 @@ def on_timer(state: State, attachment: Attachment) -> None:
     _look_at(state, attachment, now + wait_s)
 
 
-def _overdue_deliveries(state: State, attachment: Attachment) -> None:
+def look_for_overdue(state: State, attachment: Attachment) -> None:
     """An agent that does not acknowledge what it was sent gets nothing new until it does."""
     overdue = attachment.overdue
     known = overdue is not None and not overdue.accepted and not overdue.doubtful

@@ -62,5 +62,5 @@ def _leftovers(attachment: Attachment, told: int) -> int:
 
 def times(state: State) -> tuple[float, float]:
     """(interval, lease TTL) in seconds: half as long again where there are many agents."""
-    factor = 1.5 if len(state.directory) > state.rules.many_agents else 1.0
+    factor = 1.5 if len(state.directory) - state.remote_agents > state.rules.many_agents else 1.0
     return state.rules.heartbeat_interval_s * factor, state.rules.lease_ttl_s * factor

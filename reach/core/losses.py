@@ -37,6 +37,8 @@ def link_back(state: State, attachment: Attachment, *, resumed: bool) -> None:
     for request in list(attachment.attempts.values()):
         item = request.item
         if request.stage is not Stage.SETTLED:
+            if request.forgotten:
+                continue  # its home was started anew: only its agent knows it
             request.lost_at = 0.0
             deadlines.reschedule(state, request)
         elif resumed and item is not None and not item.accepted:

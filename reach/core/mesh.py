@@ -29,15 +29,19 @@ from reach.core import (
     heartbeats,
     lanes,
     links,
+    loads,
+    nodes,
     owners,
     replies,
     returning,
+    visiting,
     waiters,
     waiting,
 )
 from reach.core.brought import Returning
 from reach.core.drains import Drain
 from reach.core.lanes import Lane
+from reach.core.loads import LoadsDue
 from reach.core.peers import Peer
 from reach.core.requests import Attachment, Request, Stage
 from reach.core.topics import Publishing
@@ -147,10 +151,12 @@ def tick(state: State) -> None:
     state.traces.expire(state.now)
 
 
-def _check(state: State, item: Peer | Attachment | Lane | Publishing | Drain | Returning) -> None:
+def _check(state: State, item: Peer | Attachment | Lane | Publishing | Drain | Returning | LoadsDue) -> None:
     match item:
         case Attachment():
             health.on_timer(state, item)
+        case nodes.NodePeer():
+            nodes.on_timer(state, item)
         case Peer():
             links.on_timer(state, item)
         case Lane():
@@ -160,6 +166,8 @@ def _check(state: State, item: Peer | Attachment | Lane | Publishing | Drain | R
             events.finish(state, item)
         case Returning():
             returning.on_timer(state, item)
+        case LoadsDue():
+            loads.on_timer(state, item)
         case Drain():
             drains.on_timer(state, item)
 
@@ -176,11 +184,15 @@ def finish_step(state: State) -> None:
         callbacks.end_over(state)
     while state.overrun:
         peer = state.overrun.pop()
-        if not peer.closing:
+        if isinstance(peer, nodes.NodePeer):
+            nodes.end(state, peer, frame_pb2.Goodbye.SLOW_CONSUMER, "its outbox is full of what it does not take")
+        elif not peer.closing:
             state.stats.slow_consumers += 1
             why = "its outbox is full of what it does not take"
             links.farewell(state, peer, frame_pb2.Goodbye.SLOW_CONSUMER, why)
     directory = state.directory
+    if directory.news:
+        loads.tell_news(state)
     while state.lanes_ready or directory.freed or directory.shrunk:
         if state.lanes_ready:
             lanes.drain_ready(state)
@@ -200,9 +212,10 @@ def _signal(state: State, peer: Peer, signal: Signal) -> None:
         handler(state, peer, signal)
 
 
-def _progress(state: State, peer: Peer, signal: Signal) -> None:
-    progress = signal.progress
-    entry = progress.entry
+def progress(state: State, peer: Peer, signal: Signal) -> None:
+    """A handler says how far it is."""
+    said = signal.progress
+    entry = said.entry
     if len(entry) != 16 or entry[:8] != state.nonce:
         return
     request = state.requests.get(int.from_bytes(entry[8:], "big"))
@@ -210,13 +223,15 @@ def _progress(state: State, peer: Peer, signal: Signal) -> None:
         return
     if request.stage is not Stage.DELIVERED:
         return
-    if progress.started and not request.started:
+    if said.started and not request.started:
         request.started = True
         request.note("started", state.now)
-    if progress.text or progress.HasField("percent"):
-        percent = f"{progress.percent:g} % " if progress.HasField("percent") else ""
-        request.note("progress", state.now, f"{percent}{clean(progress.text, 200)}")
+    if said.text or said.HasField("percent"):
+        percent = f"{said.percent:g} % " if said.HasField("percent") else ""
+        request.note("progress", state.now, f"{percent}{clean(said.text, 200)}")
     _reset_idle(state, request)
+    if request.visitor is not None:
+        visiting.progressed(state, request, said)
 
 
 def _reset_idle(state: State, request: Request) -> None:
@@ -267,7 +282,7 @@ def _goodbye(state: State, peer: Peer, signal: Signal) -> None:
 _SIGNALS: dict[str, Callable[[State, Peer, Signal], None]] = {
     "heartbeat": _heartbeat,
     "stream_credit": _credit,
-    "progress": _progress,
+    "progress": progress,
     "probe_reply": _probe_reply,
     "attach": _attach,
     "detach": _detach,

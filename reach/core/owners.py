@@ -188,6 +188,15 @@ def gone(state: State, attachment: Attachment) -> None:
         state.lanes_ready.append(lane)
 
 
+def home_left(state: State, attachment: Attachment) -> None:
+    """A remote owner is not where it was: its sessions wait for it to be attached elsewhere."""
+    for lane in list(attachment.pinned):
+        disown(state, lane)
+        lane.awaited_until = state.now + state.rules.resume_window_s
+        lanes.watch(state, lane)
+        state.lanes_ready.append(lane)
+
+
 def changed(state: State, attachment: Attachment) -> None:
     """The agent's status or slots changed: its sessions may be able to go on."""
     state.lanes_ready.extend(lane for lane in attachment.pinned if lane.waiting)

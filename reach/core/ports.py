@@ -63,6 +63,10 @@ class Switchboard(Protocol):
         """Take on a new Connect stream; `peer` is its transport address, for logs."""
         ...
 
+    def open_node_stream(self, peer: str) -> NodeStream:
+        """Take on a new stream of another node."""
+        ...
+
     async def invoke(self, envelope: Envelope, who: Identity, deadline_s: float | None) -> Envelope:
         """One request, its final reply; `deadline_s` is the RPC's own time left. Cancelling it cancels the request."""
         ...

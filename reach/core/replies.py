@@ -27,6 +27,8 @@ AVOID_S_MAX = 300.0  # an agent's retry_after is believed up to here
 def respond(state: State, peer: Peer, envelope: Envelope) -> None:
     """A RESPONSE came from a process: match it to the attempt it answers, or drop and count it."""
     request = _answered(state, peer, envelope)
+    if request is not None and envelope.session_event and request.attachment is not None and request.attachment.remote:
+        request.session_event, request.epoch = int(envelope.session_event), envelope.epoch  # its home knows
     if request is None:
         state.stats.duplicates["late"] += 1
         returning.answered(state, peer, envelope)
@@ -130,7 +132,7 @@ def _refused(state: State, request: Request, envelope: Envelope) -> None:
     if error.code == codes.OVERLOADED and error.retry_after_ms:
         state.directory.avoid(agent, state.now + min(AVOID_S_MAX, error.retry_after_ms / 1000))
     if not again.follows(state, request, failed_as(error), error, over=True):
-        settle.fail(state, request, error)
+        settle.fail(state, request, error, by_agent=True)
 
 
 def _late(state: State, request: Request, envelope: Envelope) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from reach.core.peers import Peer
     from reach.core.stats import TypeStats
     from reach.core.trace import Stage as TraceStage
+    from reach.core.visiting import NodePort
 
 NO_ANCESTORS: frozenset[str] = frozenset()
 NO_AGENTS: frozenset[str] = frozenset()
@@ -145,6 +146,15 @@ class Request:
     """Where the retry budget counts its current attempt."""
     in_queue = False
     """It waits for a slot in `State.queue`."""
+    # What follows is of requests that pass two nodes.
+    visitor: NodePort | None = None
+    """At the agent's home: the entry node that waits for it."""
+    verdict = 0
+    """At the agent's home: the `AttemptState` that its end is told as; 0: as a reply."""
+    forgotten = False
+    """At the entry: the home that had accepted it was started anew."""
+    refusals = 0
+    """At the entry: how often a home refused it."""
 
     def __init__(
         self,
@@ -208,14 +218,17 @@ class Attachment:
         "probed_at",
         "proven",
         "recipient",
+        "remote",
         "said_status",
         "timer",
         "unreachable_since",
     )
 
-    def __init__(self, agent: Agent, peer: Peer, now: float) -> None:
+    def __init__(self, agent: Agent, peer: Peer, now: float, *, remote: bool = False) -> None:
         self.agent = agent
         self.peer = peer
+        self.remote = remote
+        """It is attached to another node, and `peer` is the link to that."""
         self.recipient = recipient_fields(agent.agent_id)
         self.attached_at = now
         self.attempts: dict[int, Request] = {}

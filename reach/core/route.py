@@ -29,6 +29,7 @@ from reach.core import (
     sessions,
     settle,
     version_policy,
+    visiting,
     waiting,
     writing,
 )
@@ -219,6 +220,9 @@ def hand_over(
     state: State, request: Request, envelope: Envelope, attachment: Attachment, parent: Lineage | None
 ) -> None:
     """Make an attempt: check the hop, reserve the slot, sign the lineage, and put the envelope on the agent's link."""
+    if request.visitor is not None:
+        visiting.hand_over(state, request, envelope, attachment)
+        return
     agent = attachment.agent
     if parent is not None and parent.hop_count:
         fault = loops.check_hop(parent.path, parent.hop_count, agent.agent_type, envelope.dedup_key, state.loop_limits)
@@ -250,15 +254,20 @@ def hand_over(
     if len(data) > writing.CONTROL_BYTES_MAX and len(data) > state.rules.payload_bytes_max + writing.CONTROL_BYTES_MAX:
         settle.fail(state, request, _oversize(state, len(data)))
         return
-    request.stage = Stage.DELIVERED
-    request.delivered_at = now
     if agent.suspect:
         breakers.began(state, agent)
     if request.idempotent:
         _limit_attempt(state, request, envelope)
-    peer = attachment.peer
+    put_on_link(state, request, attachment)
+
+
+def put_on_link(state: State, request: Request, attachment: Attachment) -> None:
+    """Put the attempt, whose bytes are the request's `data`, into the outbox of the agent's link."""
+    now, agent, peer = state.now, attachment.agent, attachment.peer
+    request.stage = Stage.DELIVERED
+    request.delivered_at = now
     link = peer.link
-    request.item = link.put_bytes(data, now, request.priority)
+    request.item = link.put_bytes(request.data, now, request.priority)
     state.woken.add(peer)
     if attachment.look_at > now + health.LOOK_S:
         health.look_soon(state, attachment)

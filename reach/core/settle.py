@@ -13,7 +13,7 @@ from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.error_pb2 import Error
-from reach.core import again, breakers, deadletters, health, lanes, outcomes, replay, waiters, waiting
+from reach.core import again, breakers, deadletters, health, lanes, outcomes, replay, visiting, waiters, waiting
 from reach.core.requests import Attachment, Request, Stage
 from reach.core.trace import Journey, Traced, put_journey
 
@@ -33,9 +33,9 @@ def error_reply(error: Error, message_id: str, trace_id: str) -> Envelope:
     return Envelope(type=pb.RESPONSE, correlation_id=message_id, trace_id=trace_id, error=error)
 
 
-def fail(state: State, request: Request, error: Error) -> None:
-    """End a request with an error; nothing of it is left with an agent."""
-    answer_error(state, request, error)
+def fail(state: State, request: Request, error: Error, *, by_agent: bool = False) -> None:
+    """End a request with an error, which may be its agent's answer; nothing of it is left with an agent."""
+    answer_error(state, request, error, by_agent=by_agent)
     release(state, request)
 
 
@@ -46,8 +46,10 @@ def give_up(state: State, request: Request, error: Error) -> None:
     _let_go(state, request)
 
 
-def answer_error(state: State, request: Request, error: Error) -> None:
+def answer_error(state: State, request: Request, error: Error, *, by_agent: bool = False) -> None:
     """Give an error to all who wait; what the request holds is still held."""
+    if request.visitor is not None and not by_agent:
+        request.verdict = visiting.verdict_of(request, error)
     error.attempts = max(error.attempts, request.attempt)
     if request.ran:
         error.may_have_executed = True
@@ -128,6 +130,8 @@ def _close_books(state: State, request: Request, outcome: str, error: Error | No
         )
     else:
         state.traces.keep(traced(state, request, outcome, journey), now)
+    if request.visitor is not None:
+        return  # its entry counts it, and says what failed
     state.stats.finished(
         request.agent_type,
         outcome,

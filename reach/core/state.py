@@ -20,6 +20,7 @@ from reach.core.dead_letter_book import DeadLetterBook
 from reach.core.directory import Directory
 from reach.core.effects import Effect, LogLine
 from reach.core.lineage import LineageKeys
+from reach.core.loads import LoadsDue
 from reach.core.loops import LoopLimits
 from reach.core.replay import Replay
 from reach.core.rules import Rules
@@ -34,13 +35,14 @@ if TYPE_CHECKING:
     from reach.core.calls import Call
     from reach.core.drains import Drain
     from reach.core.lanes import Lane, LaneKey
+    from reach.core.nodes import NodePeer
     from reach.core.peers import Peer
     from reach.core.ports import Identity
     from reach.core.requests import Attachment, MessageKey, Request
     from reach.core.topics import Publishing
-
-
     from reach.core.version_policy import VersionPolicy
+
+
 MESH_FAULTS = frozenset({"AGENT_LOST", "TIMEOUT", "AGENT_ERROR", "CONNECT_FAILED", "INTERNAL", "REGISTRY_UNAVAILABLE"})
 FAILURES_LOGGED_PER_S = 50  # at info; beyond, a flood of failures would cost more than the failures
 
@@ -76,6 +78,8 @@ class State:
         self.secrets = secrets or rng
         """Where resume tokens come from. What `rng` draws is shown to everybody (trace_ids), and its state can be told
         from that; a node gives the system's randomness here."""
+        self.incarnation = nonce + nonce
+        """16 bytes: this start of the node, for other nodes; the app sets it, with the nonce as its first half."""
         self.nonce = nonce  # 8 random bytes of this start of the node: entries of another start are nobody's
         self.lineage = lineage
         self.loop_limits = LoopLimits(rules.max_hops, rules.max_repeats)
@@ -91,19 +95,26 @@ class State:
         self.origins: dict[tuple[str, str, str], tuple[bytes, bytes]] = {}
         """By (tenant, principal, env): what `writing` puts into every delivery of theirs."""
         self.wheel: TimerWheel[Request] = TimerWheel()
-        self.checks: TimerWheel[Peer | Attachment | Lane | Publishing | Drain | Returning] = TimerWheel(tick_s=0.05)
+        self.checks: TimerWheel[Peer | Attachment | Lane | Publishing | Drain | Returning | LoadsDue] = TimerWheel(
+            tick_s=0.05
+        )
         self.requests: dict[int, Request] = {}
         self.by_key: dict[MessageKey, Request] = {}
         self.unsettled = 0  # requests in flight: those in `requests` that are not settled
         self.next_number = 1
         self.outboxes = Shared(rules.outboxes_bytes_max)
         """What all links hold together."""
+        self.version_policies: dict[tuple[str, str], VersionPolicy] = {}
+        """By (env, agent type). While it is empty no decision costs anything for it."""
         self.peers: dict[str, Peer] = {}
+        self.nodes: dict[str, NodePeer] = {}
+        """The other nodes, by node_id."""
+        self.remote_agents = 0
+        """How many of the directory are attached to other nodes."""
+        self.loads = LoadsDue()
         self.tokens: dict[bytes, Peer] = {}
         self.lanes: dict[LaneKey, Lane] = {}
         self.lanes_ready: deque[Lane] = deque()
-        self.version_policies: dict[tuple[str, str], VersionPolicy] = {}
-        """By (env, agent type). While it is empty no decision costs anything for it."""
         self.topics = Topics()
         self.budget = RetryBudget()
         self.queue = _queue(rules)

@@ -81,6 +81,7 @@ class Stats:
         "events_dropped",
         "events_published",
         "forced_releases",
+        "home_refusals",
         "link_resumes",
         "loops",
         "retries",
@@ -100,6 +101,7 @@ class Stats:
         self.slow_consumers = 0
         """Links ended because their peer took nothing for too long."""
         self.events_published = 0
+        self.home_refusals = 0
         self.events_delivered = 0
         self.events_dropped = 0
         self.loops = dict.fromkeys(LOOP_KINDS, 0)

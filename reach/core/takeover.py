@@ -14,7 +14,7 @@ from agentreach.v1 import frame_pb2 as pb
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.frame_pb2 import Signal
 from agentreach.wire.errors import failure
-from reach.core import arrivals, breakers, credit, departures, events, health, losses, owners, settle
+from reach.core import arrivals, breakers, credit, departures, events, health, losses, owners, remote, settle
 from reach.core.agents import Agent
 from reach.core.peers import Peer
 from reach.core.requests import Attachment, Request, Stage
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 def let_in(state: State, peer: Peer, each: arrivals.Attaching) -> None:
     """The store has registered it: attach it, unless a later registration of its agent_id was faster."""
     attachment = each.attachment
+    remote_former: Agent | None = None
     if attachment is None:
         agent = each.agent
         assert agent is not None
@@ -33,10 +34,11 @@ def let_in(state: State, peer: Peer, each: arrivals.Attaching) -> None:
         if former is not None and former.generation > agent.generation:
             each.error = failure(codes.FENCED, f"another process registered as {agent.agent_id} after this one")
             return
-        if former is not None and former.incarnation == agent.incarnation:
+        remote_former = former if former is not None and attached_elsewhere(former) else None
+        if remote_former is None and former is not None and former.incarnation == agent.incarnation:
             attachment = _replace_record(state, former, agent)
         else:
-            if former is not None:
+            if former is not None and remote_former is None:
                 assert isinstance(former.link, Attachment)
                 replaced(state, former.link, agent.incarnation)
             attachment = Attachment(agent, peer, state.now)
@@ -46,8 +48,18 @@ def let_in(state: State, peer: Peer, each: arrivals.Attaching) -> None:
             breakers.came(state, agent)
             health.begin(state, attachment)
             state.log("info", "agent attached", agent=agent.agent_id, env=agent.env, version=agent.version)
+            if remote_former is not None:
+                remote.comes_home(state, remote_former, attachment)
         each.attachment = attachment
     _move_to(state, attachment, peer)
+    if remote_former is not None and remote_former.incarnation == attachment.agent.incarnation:
+        assert isinstance(remote_former.link, Attachment)
+        remote.move_requests(state, remote_former.link, attachment)
+
+
+def attached_elsewhere(agent: Agent) -> bool:
+    """Whether the agent's home is another node."""
+    return isinstance(agent.link, Attachment) and agent.link.remote
 
 
 def _replace_record(state: State, former: Agent, agent: Agent) -> Attachment:
@@ -100,7 +112,7 @@ def _move_to(state: State, attachment: Attachment, peer: Peer) -> None:
             if not request.lost_at:
                 settle.tell_cancelled(state, request, attachment)
             continue
-        request.item = peer.link.put_bytes(_resent(state, request), state.now, request.priority)
+        request.item = peer.link.put_bytes(resent(state, request), state.now, request.priority)
     losses.link_back(state, attachment, resumed=False)
     credit.grant_again(state, attachment)
     health.in_sight(state, attachment)
@@ -109,7 +121,7 @@ def _move_to(state: State, attachment: Attachment, peer: Peer) -> None:
     state.woken.add(peer)
 
 
-def _resent(state: State, request: Request) -> bytes:
+def resent(state: State, request: Request) -> bytes:
     """The request's envelope for another sending to the same process: not fresh, with the time that is left."""
     envelope = Envelope.FromString(request.data)
     envelope.fresh = False

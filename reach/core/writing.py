@@ -164,3 +164,24 @@ def answered(request: Request, envelope: Envelope, agent_id: str) -> bytes:
             _ENTRY_16, request.entry, rest,
         )
     )  # fmt: skip
+
+
+def passed_on(state: State, request: Request, envelope: Envelope) -> bytes:
+    """A REQUEST that another node wrote, for an agent of this one: with this node's entry and the time left."""
+    left_ms = int((request.deadline - state.now) * 1000) or 1
+    return b"".join(
+        (
+            envelope.SerializeToString(),
+            _ENTRY_16,
+            request.entry,
+            _EPOCH,
+            varint(request.epoch),
+            _TIMEOUT,
+            varint(left_ms),
+        )
+    )
+
+
+def returned(entry: bytes, attempt: int) -> bytes:
+    """What makes a RESPONSE of this node one of an attempt of another node."""
+    return b"".join((_ENTRY_16, entry, _ATTEMPT, varint(attempt)))

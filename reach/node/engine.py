@@ -23,17 +23,27 @@ from agentreach.wire.payload import Form
 from reach.core import arrivals, credit, departures, drains, events, gathered, links, mesh, owners, redriving, takeover
 from reach.core.agents import Agent
 from reach.core.calls import Call
-from reach.core.effects import CreatePin, DeregisterAgent, Effect, EndStream, LogLine, RefreshPin, RegisterAgents
+from reach.core.effects import (
+    CreatePin,
+    DeregisterAgent,
+    DialNodes,
+    Effect,
+    EndStream,
+    LogLine,
+    RefreshPin,
+    RegisterAgents,
+)
 from reach.core.peers import Peer
 from reach.core.ports import Identity, MeshFailure
 from reach.core.profiles import whole_timeout_ms
 from reach.core.requests import Attachment
 from reach.core.state import State
 from reach.core.store import StoreUnavailable
+from reach.node.nodelinks import AcceptedNode, NodeLinks
 from reach.node.operations import Operations
 from reach.node.pins import PinBook
 from reach.node.registrar import Registrar
-from reach.node.streams import Stream
+from reach.node.streams import Carrier, Stream
 
 log = structlog.get_logger("reach")
 
@@ -53,6 +63,8 @@ class Engine(Operations):
         self._hello_timeout_s = hello_timeout_s
         self._registrar: Registrar | None = None
         self._pin_book: PinBook | None = None
+        self.node_links: NodeLinks | None = None
+        """Where there may be other nodes."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
         self._put_off = False
@@ -64,6 +76,16 @@ class Engine(Operations):
     def use(self, registrar: Registrar, pins: PinBook) -> None:
         """Connect the registry; before this nothing can attach."""
         self._registrar, self._pin_book = registrar, pins
+
+    @property
+    def state(self) -> State:
+        """The core's memory; it is changed in steps only."""
+        return self._state
+
+    @property
+    def node_id(self) -> str:
+        """This node's name."""
+        return self._state.rules.node_id
 
     # ---- steps ----
 
@@ -88,7 +110,7 @@ class Engine(Operations):
             mesh.finish_step(state)
         if state.woken:
             for peer in state.woken:
-                if isinstance(peer.stream, Stream):
+                if isinstance(peer.stream, Carrier):
                     peer.stream.wake()
             state.woken.clear()
         if state.calls:
@@ -136,12 +158,15 @@ class Engine(Operations):
             case LogLine(level, event, trace_id, fields):
                 _log_line(level, event, trace_id, fields)
             case EndStream(peer):
-                if isinstance(peer.stream, Stream):
+                if isinstance(peer.stream, Carrier):
                     peer.stream.finish(flush=not peer.link.overrun and peer.connected)
             case RegisterAgents(peer, arrival):
                 self._registry.register(arrival, lambda: self._registered(peer, arrival))
             case DeregisterAgent():
                 self._registry.deregister(effect)
+            case DialNodes():
+                if self.node_links is not None:
+                    self.node_links.changed()
             case CreatePin():
                 self._spawn(self._create_pin(effect), "create-pin")
             case RefreshPin():
@@ -202,6 +227,10 @@ class Engine(Operations):
     def open_stream(self, who: Identity, peer: str) -> Stream:
         """See `Switchboard.open_stream`."""
         return Stream(self, who, peer, self._hello_timeout_s)
+
+    def open_node_stream(self, peer: str) -> AcceptedNode:
+        """See `Switchboard.open_node_stream`."""
+        return AcceptedNode(self, peer, self._hello_timeout_s)
 
     async def invoke(self, envelope: Envelope, who: Identity, deadline_s: float | None) -> Envelope:
         """See `Switchboard.invoke`."""

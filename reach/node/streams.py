@@ -22,18 +22,44 @@ if TYPE_CHECKING:
 log = structlog.get_logger("reach.link")
 
 
-class Stream:
+class Carrier:
+    """What carries a link at present, as the engine sees it."""
+
+    def __init__(self) -> None:
+        self.outlet: Outlet | None = None
+        """From the moment at which it carries the link."""
+        self.over = False
+        """What still comes on it counts for nothing."""
+
+    def wake(self) -> None:
+        """The link has something to say."""
+        if self.outlet is not None:
+            self.outlet.wake()
+
+    def finish(self, *, flush: bool) -> None:
+        """Say what is left to say, then end."""
+        self.over = True
+        if self.outlet is not None:
+            self.outlet.close(flush=flush)
+
+    def supersede(self) -> None:
+        """A newer stream carries the link."""
+        self.over = True
+        if self.outlet is not None:
+            self.outlet.abandon()
+
+
+class Stream(Carrier):
     """A `NodeStream`. Before hello it has no link; after it was superseded, or has ended, it does nothing more."""
 
     def __init__(self, engine: Engine, who: Identity, address: str, hello_timeout_s: float) -> None:
+        super().__init__()
         self._engine = engine
         self._who = who
         self._address = address
         self._peer: Peer | None = None
-        self._outlet: Outlet | None = None
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._last_words: bytes | None = None
-        self._over = False
         self._hello_timer: asyncio.TimerHandle | None = asyncio.get_running_loop().call_later(
             hello_timeout_s, self._refuse, f"no hello within {hello_timeout_s:g} s"
         )
@@ -42,7 +68,7 @@ class Stream:
 
     def received(self, data: bytes) -> None:
         """See `NodeStream.received`."""
-        if self._over:
+        if self.over:
             return
         try:
             frame = Frame.FromString(data)
@@ -58,41 +84,22 @@ class Stream:
         """See `NodeStream.ended`."""
         self._stop_waiting()
         peer = self._peer
-        if not self._over:
-            self._over = True
+        if not self.over:
+            self.over = True
             if peer is not None and peer.stream is self:
                 with self._engine.step() as state:
                     links.cut(state, peer)
-        if self._outlet is not None:
-            self._outlet.abandon()
+        if self.outlet is not None:
+            self.outlet.abandon()
 
     async def next_frame(self) -> bytes | None:
         """See `NodeStream.next_frame`."""
-        if self._outlet is None:
+        if self.outlet is None:
             await asyncio.shield(self._opened)
-        if self._outlet is not None:
-            return await self._outlet.next_frame()
+        if self.outlet is not None:
+            return await self.outlet.next_frame()
         words, self._last_words = self._last_words, None
         return words
-
-    # ---- from the engine ----
-
-    def wake(self) -> None:
-        """The link has something to say."""
-        if self._outlet is not None:
-            self._outlet.wake()
-
-    def finish(self, *, flush: bool) -> None:
-        """Say what is left to say, then end."""
-        self._over = True
-        if self._outlet is not None:
-            self._outlet.close(flush=flush)
-
-    def supersede(self) -> None:
-        """A newer stream carries the link."""
-        self._over = True
-        if self._outlet is not None:
-            self._outlet.abandon()
 
     # ---- inside ----
 
@@ -115,11 +122,11 @@ class Stream:
                 self._refuse("this node carries as many links as it may; try another node, or later")
                 return
             former = peer.stream
-            if isinstance(former, Stream):
+            if isinstance(former, Carrier):
                 former.supersede()
             peer.stream = self
             self._peer = peer
-            self._outlet = Outlet(peer.link)
+            self.outlet = Outlet(peer.link)
         self._stop_waiting()
 
     def _next(self, peer: Peer, frame: Frame) -> None:
@@ -134,8 +141,8 @@ class Stream:
             log.exception("a frame could not be handled", link=peer.link_id, reference=reference)
             self._broken(f"internal error, reference {reference} in the node's log")
         else:
-            if self._outlet is not None:
-                self._outlet.received()
+            if self.outlet is not None:
+                self.outlet.received()
 
     def _broken(self, why: str) -> None:
         """The peer (or we) made a mistake that the link cannot go on from; it ends, and no other does."""
@@ -148,7 +155,7 @@ class Stream:
 
     def _refuse(self, why: str) -> None:
         """End a stream that never became a link."""
-        self._over = True
+        self.over = True
         log.info("stream refused", peer=self._address, why=why)
         goodbye = Signal(goodbye=Goodbye(code=Goodbye.PROTOCOL_ERROR, reason=why))
         self._last_words = Frame(signals=[goodbye]).SerializeToString()

@@ -17,6 +17,7 @@ from agentreach.aio.options import CLIENT_OPTIONS
 from agentreach.aio.transport import Refused, StreamBroken
 
 CONNECT_PATH = "/agentreach.v1.MeshService/Connect"
+LINK_PATH = "/agentreach.v1.PeerService/Link"
 
 _FATAL = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
 
@@ -33,7 +34,9 @@ class Tls:
 class GrpcTransport:
     """Dials nodes by gRPC; with `tls` None in the clear."""
 
-    def __init__(self, tls: Tls | None = None) -> None:
+    def __init__(self, tls: Tls | None = None, *, path: str = CONNECT_PATH) -> None:
+        """`path` is the method that opens a stream."""
+        self._path = path
         self._credentials = (
             grpc.ssl_channel_credentials(tls.ca or None, tls.key or None, tls.cert or None) if tls else None
         )
@@ -47,7 +50,7 @@ class GrpcTransport:
             channel = grpc.aio.secure_channel(address, self._credentials, options=options)
         admitted = False
         try:
-            call: Any = channel.stream_stream(CONNECT_PATH)(metadata=tuple(metadata))
+            call: Any = channel.stream_stream(self._path)(metadata=tuple(metadata))
             await _admission(call)
             admitted = True
             return GrpcStream(channel, call)

@@ -10,26 +10,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import grpc
 
-from reach.adapters.grpc_server.calls import Handler, identify
+from reach.adapters.grpc_server.calls import Handler
 from reach.adapters.grpc_server.outcome import Context, cancelled_from_outside, end_with, failure_of, write
-from reach.core.ports import NodeStream, Switchboard
+from reach.core.ports import NodeStream
 
 _log = logging.getLogger(__name__)
 
 HALF_CLOSE_LIMIT_S = 2.0  # a live peer half-closes within a round trip of reading goodbye
 
 
-def connect(method: str, switchboard: Switchboard) -> Handler:
-    """The handler of Connect."""
+def connect(method: str, opened: Callable[[Context], NodeStream]) -> Handler:
+    """The handler of a stream of frames; `opened` gives the node's end of it."""
 
     async def serve(request_iterator: AsyncIterator[bytes], context: Context) -> None:
         try:
-            stream = switchboard.open_stream(identify(context), context.peer())
-            await _carry(stream, request_iterator, context)
+            await _carry(opened(context), request_iterator, context)
             return
         except Exception as error:
             failure = failure_of(error, method)

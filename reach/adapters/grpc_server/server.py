@@ -14,7 +14,7 @@ from reach.core.ports import Switchboard
 
 _log = logging.getLogger(__name__)
 
-_READY_EVERY_S = 0.25  # how late health may notice that the node's readiness changed by itself
+_READY_EVERY_S = 0.25  # how late an open health watch may notice that the node's readiness changed by itself
 
 
 class GrpcServer:
@@ -36,8 +36,8 @@ class GrpcServer:
             services.mesh(switchboard),
             services.registry(switchboard),
             services.admin(switchboard),
-            services.peer(),
-            grpc.method_handlers_generic_handler(health.SERVICE, health.handlers(self._health)),
+            services.peer(switchboard),
+            grpc.method_handlers_generic_handler(health.SERVICE, health.handlers(self._health, self._look)),
             *(grpc.method_handlers_generic_handler(name, reflected) for name in reflection.SERVICES),
         )
 
@@ -84,8 +84,11 @@ class GrpcServer:
     async def _follow(self) -> None:
         while True:
             await asyncio.sleep(_READY_EVERY_S)
-            try:
-                self._follow_once()
-            except Exception:
-                _log.exception("the node's readiness cannot be told: health says NOT_SERVING")
-                self._health.set_serving(False)
+            self._look()
+
+    def _look(self) -> None:
+        try:
+            self._follow_once()
+        except Exception:
+            _log.exception("the node's readiness cannot be told: health says NOT_SERVING")
+            self._health.set_serving(False)

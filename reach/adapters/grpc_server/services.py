@@ -8,7 +8,7 @@ from google.protobuf.descriptor import FileDescriptor
 from agentreach.v1 import admin_pb2, mesh_pb2, peer_pb2, registry_pb2
 from agentreach.v1.envelope_pb2 import Envelope
 from reach.adapters.grpc_server import calls, connect
-from reach.adapters.grpc_server.calls import Handler, query
+from reach.adapters.grpc_server.calls import Handler, identify, query
 from reach.core.ports import Switchboard
 
 MESH = "agentreach.v1.MeshService"
@@ -23,7 +23,7 @@ def mesh(node: Switchboard) -> grpc.GenericRpcHandler:
         mesh_pb2.DESCRIPTOR,
         "MeshService",
         {
-            "Connect": connect.connect("Connect", node),
+            "Connect": connect.connect("Connect", lambda call: node.open_stream(identify(call), call.peer())),
             "Invoke": calls.message_call("Invoke", node.invoke),
             "InvokeStream": calls.stream_call("InvokeStream", node),
             "Publish": calls.message_call("Publish", node.publish, event=True),
@@ -70,9 +70,10 @@ def admin(node: Switchboard) -> grpc.GenericRpcHandler:
     )
 
 
-def peer() -> grpc.GenericRpcHandler:
-    """Nodes do not link yet."""
-    return _service(peer_pb2.DESCRIPTOR, "PeerService", {})
+def peer(node: Switchboard) -> grpc.GenericRpcHandler:
+    """The links of other nodes."""
+    link = connect.connect("Link", lambda call: node.open_node_stream(call.peer()))
+    return _service(peer_pb2.DESCRIPTOR, "PeerService", {"Link": link})
 
 
 def _service(file: FileDescriptor, name: str, served: dict[str, Handler]) -> grpc.GenericRpcHandler:

@@ -1,0 +1,227 @@
+"""Links between nodes: hello, resume, cut, the wait for the other node to come back, and its end.
+
+Each pair of nodes keeps one link; the node with the smaller id dials. What its agents are is `remote`'s, what comes
+from its callers `visiting`'s; which frame means what is `between`'s. A node is known by its id and, like a process, by
+the incarnation of its start: another incarnation has forgotten all that the former had.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentreach.v1 import frame_pb2 as pb
+from agentreach.v1.frame_pb2 import Signal
+from agentreach.wire.limits import PROTOCOL_VERSION
+from agentreach.wire.names import is_name
+from reach.core import loads, remote, visiting
+from reach.core.effects import EndStream
+from reach.core.peers import Peer
+from reach.core.ports import Identity
+
+if TYPE_CHECKING:
+    from agentreach.v1.registry_pb2 import AgentLoad
+    from reach.core.requests import Attachment
+    from reach.core.state import State
+    from reach.core.visiting import NodePort
+
+AgentKey = tuple[str, str, str]
+"""(tenant, env, agent_id)."""
+
+_RANDOM_BITS = 128
+_BEAT_S = 5.0  # a node says something at least so often
+_SILENT_S = 4 * _BEAT_S  # a link that says nothing for so long is cut
+
+
+class NodePeer(Peer):
+    """Another node: this end of the link to it, and its agents. It is there from the first that is heard of it on."""
+
+    __slots__ = ("address", "agents", "draining", "node_id", "since", "told", "visiting", "why_down")
+
+    def __init__(self, state: State, node_id: str) -> None:
+        super().__init__(state, f"node/{node_id}", b"", Identity(tenant="", principal=f"node/{node_id}"))
+        self.connected = False
+        self.node_id = node_id
+        self.address = ""
+        """From its record in the store; empty while that is not there."""
+        self.agents: dict[AgentKey, Attachment] = {}
+        self.told: dict[AgentKey, AgentLoad] = {}
+        """What it said last of each of its agents, also of those whose records have not come yet."""
+        self.visiting: dict[bytes, NodePort] = {}
+        """By its entry: requests that it gave to agents of this node."""
+        self.draining = False
+        self.since = state.now
+        """Since when it is linked, or not."""
+        self.why_down = "not linked yet"
+
+
+def of(state: State, node_id: str) -> NodePeer:
+    """The node of this id, made if it is the first that is heard of it."""
+    node = state.nodes.get(node_id)
+    if node is None:
+        node = state.nodes[node_id] = NodePeer(state, node_id)
+    return node
+
+
+def hello_for(state: State, node: NodePeer) -> pb.NodeHello:
+    """What to say first on a stream that this node dialled."""
+    return pb.NodeHello(
+        node_id=state.rules.node_id,
+        incarnation=state.incarnation,
+        protocol_version=PROTOCOL_VERSION,
+        resume_token=node.token,
+        last_seq=node.link.last_accepted if node.token else 0,
+        to_node_id=node.node_id,
+    )
+
+
+def refusal(state: State, message: pb.NodeHello) -> str:
+    """Why a node's hello cannot be taken; empty if it can."""
+    own = state.rules.node_id
+    if message.protocol_version > PROTOCOL_VERSION:
+        return f"protocol version {message.protocol_version} is newer than this node's"
+    if not is_name(message.node_id) or not message.incarnation:
+        return "node_hello names no node"
+    if message.to_node_id != own:
+        return f"this is node {own}, not {message.to_node_id}"
+    if message.node_id >= own:
+        return f"node {own} dials node {message.node_id}, not the other way round"
+    return ""
+
+
+def hello(state: State, message: pb.NodeHello) -> NodePeer:
+    """A node has dialled this one: go on with its link, or begin a new one, and welcome it."""
+    node = of(state, message.node_id)
+    node.hellos += 1
+    node.link.cut()
+    resumed = (
+        bool(message.resume_token)
+        and message.resume_token == node.token
+        and message.incarnation == node.incarnation
+        and node.link.resume(message.last_seq)
+    )
+    if not resumed:
+        _begin_again(state, node, message.incarnation)
+        node.token = state.secrets.getrandbits(_RANDOM_BITS).to_bytes(16, "big")
+    welcome = pb.Welcome(
+        link_id=node.link_id,
+        resume_token=node.token,
+        resumed=resumed,
+        last_seq=node.link.last_accepted,
+        node_id=state.rules.node_id,
+        incarnation=state.incarnation,
+    )
+    node.link.signal(Signal(welcome=welcome))
+    _up(state, node, resumed)
+    return node
+
+
+def welcomed(state: State, node: NodePeer, welcome: pb.Welcome) -> bool:
+    """The node that this one dialled has answered. False: its numbers do not fit, dial again from scratch."""
+    if welcome.resumed:
+        if welcome.incarnation != node.incarnation or not node.link.resume(welcome.last_seq):
+            node.token = b""
+            return False
+    else:
+        _begin_again(state, node, welcome.incarnation)
+    node.token = welcome.resume_token
+    _up(state, node, welcome.resumed)
+    return True
+
+
+def _begin_again(state: State, node: NodePeer, incarnation: bytes) -> None:
+    if node.incarnation and incarnation != node.incarnation:
+        visiting.entry_lost(state, node, "its node was started anew")
+        remote.forgotten(state, node)
+    node.incarnation = incarnation
+    node.link.restart()
+    node.told.clear()
+    node.draining = False
+
+
+def _up(state: State, node: NodePeer, resumed: bool) -> None:
+    node.connected = True
+    node.closing = False
+    node.cut_at, node.why_down = 0.0, ""
+    node.heard_at = node.back_at = node.since = state.now
+    if resumed:
+        state.stats.link_resumes += 1
+    remote.link_back(state, node, resumed=resumed)
+    if not resumed:
+        loads.tell_all(state, node)
+    state.woken.add(node)
+    state.log("info", "node linked", node=node.node_id, resumed=resumed)
+    _check_at(state, node, state.now + _BEAT_S)
+
+
+def cut(state: State, node: NodePeer, why: str) -> None:
+    """The stream between the nodes ended: nothing new for its agents, and a while to come back."""
+    if not node.connected:
+        node.why_down = why or node.why_down
+        return
+    node.connected = False
+    node.cut_at = node.since = state.now
+    node.why_down = why or "its stream ended"
+    node.link.cut()
+    remote.link_cut(state, node)
+    state.log("warning", "node link cut", node=node.node_id, why=node.why_down, agents=len(node.agents))
+    _check_at(state, node, state.now + state.rules.resume_window_s)
+
+
+def _check_at(state: State, node: NodePeer, when: float) -> None:
+    if node.timer is not None:
+        state.checks.cancel(node.timer, node)
+    node.timer = state.checks.schedule(node, when)
+
+
+def on_timer(state: State, node: NodePeer) -> None:
+    """Judge the link: not back in time, or silent."""
+    node.timer = None
+    now = state.now
+    if node.connected:
+        if now - node.heard_at > _SILENT_S:
+            cut(state, node, f"nothing heard for {_SILENT_S:g} s")
+            state.effects.append(EndStream(node))
+        else:
+            node.link.signal(Signal(heartbeat=pb.Heartbeat()))
+            state.woken.add(node)
+            _check_at(state, node, now + _BEAT_S)
+        return
+    if now < node.cut_at + state.rules.resume_window_s:
+        _check_at(state, node, node.cut_at + state.rules.resume_window_s)
+        return
+    visiting.entry_lost(state, node, "its node's link did not come back")
+    remote.given_up(state, node, "its node's link did not come back")
+    for item in list(node.link.outstanding()):
+        node.link.withdraw(item)
+    node.token = b""
+    forget_if_gone(state, node)
+
+
+def forget_if_gone(state: State, node: NodePeer) -> None:
+    """A node without a key in the store, a link or an agent is no node any more."""
+    if not node.connected and not node.address and not node.agents and node.timer is None:
+        state.nodes.pop(node.node_id, None)
+
+
+def end(state: State, node: NodePeer, code: pb.Goodbye.Code.ValueType, reason: str) -> None:
+    """End the stream from this side, saying why; the link may begin anew on another."""
+    if node.closing:
+        return
+    node.closing = True
+    node.link.signal(Signal(goodbye=pb.Goodbye(code=code, reason=reason)))
+    state.woken.add(node)
+    state.effects.append(EndStream(node))
+    cut(state, node, reason)
+    node.token = b""
+
+
+def said_goodbye(state: State, node: NodePeer, message: pb.Goodbye) -> None:
+    """The other node leaves, or cannot go on with this link."""
+    name = pb.Goodbye.Code.Name(message.code) if message.code in pb.Goodbye.Code.values() else str(message.code)
+    node.closing = True
+    state.effects.append(EndStream(node))
+    cut(state, node, f"it said goodbye: {name} {message.reason[:100]}".rstrip())
+    node.token = b""
+    if message.code == pb.Goodbye.SHUTDOWN:
+        visiting.entry_lost(state, node, "its node has left")
+        remote.given_up(state, node, "its node has left")

@@ -1,0 +1,299 @@
+"""Agents of other nodes: who they are by the store's view, and what their homes say of requests given to them.
+
+A remote agent stands in the directory like one of this node; its `Attachment` is on the link to its home. That it
+exists is said by its registration (the view), how it is by its home (`loads`). A refusal of the home is no failed
+attempt: the view was wrong, is put right, and somebody else is chosen (behaviour.md §4).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentreach.v1 import error_pb2 as codes
+from agentreach.v1.admin_pb2 import NodeRecord
+from agentreach.v1.error_pb2 import Error
+from agentreach.v1.frame_pb2 import AttemptState
+from agentreach.v1.registry_pb2 import AgentRecord
+from agentreach.wire.errors import failure
+from reach.core import again, breakers, deadlines, health, loads, losses, nodes, owners, settle, takeover
+from reach.core.agents import DRAINING, STARTING, UNREACHABLE, Agent
+from reach.core.effects import DialNodes
+from reach.core.requests import Attachment, Request, Stage
+from reach.core.retry import Failed
+
+if TYPE_CHECKING:
+    from reach.core.nodes import NodePeer
+    from reach.core.state import State
+
+REFUSALS_MAX = 3  # of homes, of one request, that are no failed attempt
+NEVER = float("inf")
+
+
+# ---- the view ----
+
+
+def node_seen(state: State, record: NodeRecord) -> None:
+    """A node's key stands in the store."""
+    if record.node_id != state.rules.node_id:
+        node = nodes.of(state, record.node_id)
+        if node.address != record.address:
+            node.address = record.address
+            state.effects.append(DialNodes())
+
+
+def node_gone(state: State, node_id: str) -> None:
+    """A node's key is not there any more. Its agents' keys go by themselves."""
+    node = state.nodes.get(node_id)
+    if node is not None:
+        node.address = ""
+        nodes.forget_if_gone(state, node)
+
+
+def agent_seen(state: State, record: AgentRecord, generation: int) -> None:
+    """An agent's key names another node as its home; `generation` is the revision that wrote it. Repeats do nothing."""
+    if record.node_id == state.rules.node_id:
+        return
+    record.generation = generation
+    agent = Agent.from_record(record)
+    former = state.directory.get(agent.tenant, agent.env, agent.agent_id)
+    if former is not None and former.generation >= generation:
+        return
+    node = nodes.of(state, record.node_id)
+    attachment = Attachment(agent, node, state.now, remote=True)
+    attachment.look_at = NEVER
+    agent.link = attachment
+    agent.status = STARTING
+    if former is not None:
+        _succeed(state, former, attachment)
+    state.directory.add(agent)
+    node.agents[agent.tenant, agent.env, agent.agent_id] = attachment
+    state.remote_agents += 1
+    state.stats.register(agent.agent_type)
+    breakers.came(state, agent)
+    loads.apply(state, attachment)
+    if former is not None:
+        _take_over_requests(state, former, attachment)
+
+
+def agent_gone(state: State, tenant: str, env: str, agent_id: str, generation: int) -> None:
+    """A key of this generation was deleted: the agent left, or is not known to its home any more.
+
+    What it has of ours is its home's to tell: an answer may be on its way.
+    """
+    agent = state.directory.get(tenant, env, agent_id)
+    if agent is None or agent.generation > generation:
+        return
+    attachment = agent.link
+    if isinstance(attachment, Attachment) and attachment.remote:
+        _dismiss(state, attachment)
+        if not attachment.peer.connected:
+            losses.agent_gone(state, attachment, "its home node is lost and its registration has ended")
+
+
+def _succeed(state: State, former: Agent, attachment: Attachment) -> None:
+    """Another attachment has this agent_id now: let go of the former one. Its requests are `_take_over_requests`'."""
+    old = former.link
+    assert isinstance(old, Attachment)
+    if not old.remote:
+        same = former.incarnation == attachment.agent.incarnation
+        if same:
+            move_requests(state, old, attachment)
+        takeover.replaced(state, old, attachment.agent.incarnation)
+        return
+    if former.incarnation == attachment.agent.incarnation:
+        attachment.agent.warm_since = former.warm_since
+    _dismiss(state, old)
+
+
+def _take_over_requests(state: State, former: Agent, attachment: Attachment) -> None:
+    old = former.link
+    assert isinstance(old, Attachment)
+    if former.incarnation == attachment.agent.incarnation:
+        move_requests(state, old, attachment)
+    else:
+        losses.agent_gone(state, old, "another process took over its agent_id")
+
+
+def _dismiss(state: State, attachment: Attachment) -> None:
+    """Out of routing; what it has of ours is settled by others."""
+    agent = attachment.agent
+    if not state.directory.remove(agent):
+        return
+    node = attachment.peer
+    assert isinstance(node, nodes.NodePeer)
+    node.agents.pop((agent.tenant, agent.env, agent.agent_id), None)
+    state.remote_agents -= 1
+    health.end(state, attachment)
+    breakers.left(state, agent)
+    owners.home_left(state, attachment)
+
+
+def move_requests(state: State, old: Attachment, new: Attachment) -> None:
+    """The same process is attached elsewhere: what it had not answered is sent to it again, and it joins or replays."""
+    for request in list(old.attempts.values()):
+        if request.stage is Stage.SETTLED:
+            continue
+        if request.visitor is not None:
+            moved = failure(codes.AGENT_LOST, f"{new.agent.agent_id} moved to another node", details={"moved": "true"})
+            settle.fail(state, request, moved)
+            continue
+        old.attempts.pop(request.number, None)
+        if request.item is not None:
+            old.peer.link.withdraw(request.item)
+        if request.holds_slot:
+            state.directory.release(old.agent)
+            state.directory.reserve(new.agent)
+        if request.budgeted is old:
+            state.budget.ended(old)
+            state.budget.began(new)
+            request.budgeted = new
+        request.agent, request.attachment = new.agent, new
+        new.attempts[request.number] = request
+        request.item = new.peer.link.put_bytes(takeover.resent(state, request), state.now, request.priority)
+        request.lost_at = 0.0
+        request.forgotten = False
+        request.note("sent again", state.now, f"{new.agent.agent_id} moved to node {new.agent.node_id}")
+        deadlines.reschedule(state, request)
+    state.woken.add(new.peer)
+
+
+def comes_home(state: State, former: Agent, attachment: Attachment) -> None:
+    """An agent that was another node's is attached to this one now; it is in the directory already."""
+    old = former.link
+    assert isinstance(old, Attachment) and old.remote
+    node = old.peer
+    assert isinstance(node, nodes.NodePeer)
+    node.agents.pop((former.tenant, former.env, former.agent_id), None)
+    state.remote_agents -= 1
+    health.end(state, old)
+    breakers.left(state, former)
+    owners.home_left(state, old)
+    if former.incarnation != attachment.agent.incarnation:
+        losses.agent_gone(state, old, "another process took over its agent_id")
+
+
+# ---- the link to the home ----
+
+
+def link_cut(state: State, node: NodePeer) -> None:
+    """The link to a home was cut: no new work for its agents; what they have waits for the link, or for them."""
+    for attachment in node.agents.values():
+        set_status(state, attachment, UNREACHABLE)
+        losses.link_cut(state, attachment)
+
+
+def link_back(state: State, node: NodePeer, *, resumed: bool) -> None:
+    """The link to a home is back."""
+    for attachment in node.agents.values():
+        losses.link_back(state, attachment, resumed=resumed)
+        health.unsaturate(state, attachment)
+        loads.apply(state, attachment)
+
+
+def forgotten(state: State, node: NodePeer) -> None:
+    """A home was started anew: of what it had accepted nobody knows there, until its agents come back to a node."""
+    for attachment in node.agents.values():
+        for request in list(attachment.attempts.values()):
+            item = request.item
+            if request.stage is Stage.SETTLED:
+                settle.release(state, request)
+            elif item is not None and item.accepted:
+                request.lost_at = request.lost_at or state.now
+                request.forgotten = True
+                deadlines.reschedule(state, request)
+
+
+def given_up(state: State, node: NodePeer, why: str) -> None:
+    """A home is gone for good: what its agents had and did not answer is lost."""
+    for attachment in list(node.agents.values()):
+        set_status(state, attachment, UNREACHABLE)
+        for request in list(attachment.attempts.values()):
+            if request.stage is not Stage.SETTLED:
+                request.lost_at = request.lost_at or state.now
+                deadlines.reschedule(state, request)
+
+
+def set_status(state: State, attachment: Attachment, status: int) -> None:
+    """What a remote agent is now, for every decision."""
+    agent = attachment.agent
+    if agent.status == status:
+        return
+    attachment.unreachable_since = state.now if status == UNREACHABLE else 0.0
+    agent.status = status
+    state.directory.changed(agent)
+    owners.changed(state, attachment)
+
+
+def on_timer(state: State, attachment: Attachment) -> None:
+    """Look after a remote agent that has work of ours, or whose breaker is not at rest."""
+    agent = attachment.agent
+    attachment.look_at = NEVER
+    if state.directory.get(agent.tenant, agent.env, agent.agent_id) is not agent:
+        return
+    if agent.suspect or agent.recent_failures:
+        breakers.look(state, agent)
+    health.look_for_overdue(state, attachment)
+    if attachment.attempts or agent.suspect or agent.recent_failures or attachment.overdue is not None:
+        health.look_soon(state, attachment)
+
+
+# ---- what the home says of an attempt ----
+
+
+def attempt_told(state: State, node: NodePeer, told: AttemptState) -> None:
+    """The home of an agent tells what became of an attempt: it was refused, or its agent was lost."""
+    entry = told.entry
+    if len(entry) != 16 or entry[:8] != state.nonce:
+        return
+    request = state.requests.get(int.from_bytes(entry[8:], "big"))
+    if request is None or request.attachment is None or request.attachment.peer is not node:
+        return
+    if request.attempt != told.attempt:
+        return
+    if request.stage is Stage.SETTLED:
+        settle.release(state, request)
+    elif told.state == AttemptState.REFUSED:
+        _refused(state, request, request.attachment, told.why)
+    elif told.state == AttemptState.LOST:
+        _lost(state, request, told.why)
+
+
+def _refused(state: State, request: Request, attachment: Attachment, why: Error) -> None:
+    agent = attachment.agent
+    request.note("refused", state.now, f"by node {agent.node_id}: {why.message[:200]}")
+    state.stats.home_refusals += 1
+    if why.code == codes.OVERLOADED:
+        loads.count_full(state, agent)
+    elif why.code in (codes.NO_ROUTE, codes.NO_AGENT_AVAILABLE):
+        set_status(state, attachment, UNREACHABLE)
+    elif why.code == codes.SHUTTING_DOWN:
+        set_status(state, attachment, DRAINING)
+    request.refusals += 1
+    error = failure(
+        why.code if why.code in (codes.OVERLOADED, codes.FENCED) else codes.CONNECT_FAILED,
+        f"{agent.agent_id} was not given the request by its home, node {agent.node_id}: {why.message}",
+        agent_id=agent.agent_id,
+        retry_after_ms=why.retry_after_ms,
+    )
+    if request.refusals <= REFUSALS_MAX:
+        again.not_taken(state, request, error)
+    elif not again.follows(state, request, Failed.CONNECT, error, over=True):
+        settle.fail(state, request, error)
+
+
+def _lost(state: State, request: Request, why: Error) -> None:
+    if "moved" in why.details:  # the view will say where to; until then it waits as after a cut
+        request.lost_at = state.now
+        deadlines.reschedule(state, request)
+        return
+    agent = request.agent
+    assert agent is not None
+    error = failure(
+        codes.AGENT_LOST,
+        why.message,
+        retryable=request.idempotent,
+        may_have_executed=True,
+        agent_id=agent.agent_id,
+    )
+    if not again.follows(state, request, Failed.LOST, error, over=True):
+        settle.fail(state, request, error)
