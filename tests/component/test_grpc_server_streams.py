@@ -152,6 +152,18 @@ async def test_check_follows_the_nodes_readiness_overall_and_per_service(served:
     assert status_in(await check(asking(""), timeout=LIMIT_S)) == NOT_SERVING
 
 
+async def test_who_asks_is_told_at_once_what_holds_now(served: Served) -> None:
+    """Who saw 200 at /readyz may ask here next, and must not find another answer."""
+    check = served.channel.unary_unary(CHECK)
+    for _ in range(3):
+        served.node.reason = "the registry is away"
+        assert status_in(await check(asking(""), timeout=LIMIT_S)) == NOT_SERVING
+        served.node.reason = ""
+        call = served.channel.unary_stream(WATCH)(asking(""))
+        assert status_in(await asyncio.wait_for(call.read(), LIMIT_S)) == SERVING
+        call.cancel()
+
+
 async def test_check_of_an_unknown_service_is_not_found(served: Served) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await served.channel.unary_unary(CHECK)(asking("nope"), timeout=LIMIT_S)

@@ -7,7 +7,7 @@ its whole grace, and it never ends those on unknown services; this one writes th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import NoReturn
 
 import grpc
@@ -80,11 +80,12 @@ class Health:
                 waiter.set_result(None)
 
 
-def handlers(health: Health) -> dict[str, Handler]:
-    """Check and Watch."""
+def handlers(health: Health, look: Callable[[], None]) -> dict[str, Handler]:
+    """Check and Watch. `look` brings `health` up to date: who asks is told what holds now, as by the HTTP side."""
 
     async def check(data: bytes, context: Context) -> bytes:
         service = await _service_of(data, context)
+        look()
         status = health.status(service)
         if status == _UNKNOWN:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no service named {service!r} here")
@@ -95,6 +96,7 @@ def handlers(health: Health) -> dict[str, Handler]:
         if health.watches >= WATCHES_MAX:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{WATCHES_MAX} watches are open already")
         health.watches += 1
+        look()
         try:
             async for status in health.watch(service):
                 await context.write(health_pb2.HealthCheckResponse(status=status).SerializeToString())
