@@ -51,6 +51,7 @@ LEFT_OUT = {
     "agentreach/wire/errors.py": "for failures only",
     "agentreach/policy/backoff.py": "for failures only",
     "reach/core/arrivals.py": "no message passes it",
+    "reach/core/configs.py": "no message passes it",
     "reach/core/departures.py": "no message passes it",
     "reach/core/effects.py": "fields of its dataclasses are of classes that come later in a cycle of imports",
     "reach/core/explain.py": "no message passes it",

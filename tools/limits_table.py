@@ -184,6 +184,8 @@ LIMITS: dict[str, tuple[Bound, ...]] = {
         Bound("bytes of that answer", "reach.core.redriving.LISTED_BYTES_MAX", "the same", "bytes"),
         Bound("versions that one version policy names", "reach.core.version_policy.VERSIONS_MAX", _FIELD),
         Bound("weight of one of them", "reach.core.version_policy.VERSION_WEIGHT_MAX", _FIELD),
+        Bound("settings of agents under one name", "reach.core.configs.SETTINGS_MAX", _FIELD),
+        Bound("bytes of these, keys and values", "reach.core.configs.SETTINGS_BYTES_MAX", _FIELD, "bytes"),
         Bound("open health watches", "reach.adapters.grpc_server.health.WATCHES_MAX", "RESOURCE_EXHAUSTED"),
         Bound("agent types with numbers of their own in the metrics", "reach.core.stats.TYPES_MAX",
               "counted as `unknown`"),

@@ -19,7 +19,7 @@ from agentreach.v1.registry_pb2 import AgentRecord
 from agentreach.wire.checks import record_fault
 from agentreach.wire.errors import failure
 from agentreach.wire.names import normalise_env
-from reach.core import events, health, links, owners, returning, takeover
+from reach.core import configs, events, health, links, owners, returning, takeover
 from reach.core.agents import DRAINING, STARTING, Agent
 from reach.core.effects import DeregisterAgent, RegisterAgents
 from reach.core.peers import Peer
@@ -188,6 +188,7 @@ def registered(state: State, peer: Peer, arrival: Arrival) -> None:
             for session in each.sessions:
                 owners.came_back(state, each.attachment, session.session_id, session.epoch)
             returning.holds(state, each.attachment, each.holding)
+            configs.tell(state, each.attachment)
             if each.attachment.agent.status == STARTING:
                 health.probe(state, each.attachment)
 

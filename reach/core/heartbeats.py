@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from agentreach.v1 import frame_pb2 as pb
 from agentreach.v1.frame_pb2 import Signal
-from reach.core import elsewhere, health, owners, returning
+from reach.core import configs, elsewhere, health, owners, returning
 from reach.core.peers import Peer
 from reach.core.requests import Attachment, Stage
 
@@ -30,6 +30,8 @@ def heard(state: State, peer: Peer, message: pb.Heartbeat) -> None:
         agent = attachment.agent
         agent.heartbeat_at = state.unix
         agent.load = load.load
+        agent.config_version = load.config_version
+        configs.tell(state, attachment)
         leftovers = _leftovers(attachment, load.leftovers)
         if leftovers != agent.leftovers:
             agent.leftovers = leftovers
@@ -41,6 +43,7 @@ def heard(state: State, peer: Peer, message: pb.Heartbeat) -> None:
             health.said(state, attachment, load.status)
     interval_s, ttl_s = times(state)
     ack = pb.HeartbeatAck(
+        config_version=state.configs.version,
         heartbeat_interval_ms=int(interval_s * 1000),
         lease_ttl_ms=int(ttl_s * 1000),
         unknown=unknown,

@@ -108,6 +108,7 @@ def welcome(state: State, peer: Peer, arrival: arrivals.Arrival) -> None:
         caller_id=peer.caller_id,
         heartbeat_interval_ms=int(interval_s * 1000),
         lease_ttl_ms=int(ttl_s * 1000),
+        config_version=state.configs.version,
         limits=pb.Limits(
             payload_bytes_max=rules.payload_bytes_max,
             frame_envelopes_max=limits.FRAME_ENVELOPES_MAX,

@@ -16,6 +16,7 @@ from reach.core.breaker import Breaker
 from reach.core.brought import Returning
 from reach.core.budget import RetryBudget
 from reach.core.callback_book import CallbackBook
+from reach.core.configs import Configs
 from reach.core.dead_letter_book import DeadLetterBook
 from reach.core.directory import Directory
 from reach.core.effects import Effect, LogLine
@@ -106,6 +107,7 @@ class State:
         """What all links hold together."""
         self.version_policies: dict[tuple[str, str], VersionPolicy] = {}
         """By (env, agent type). While it is empty no decision costs anything for it."""
+        self.configs = Configs()
         self.peers: dict[str, Peer] = {}
         self.nodes: dict[str, NodePeer] = {}
         """The other nodes, by node_id."""
