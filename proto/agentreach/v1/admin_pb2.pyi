@@ -390,19 +390,22 @@ class ListSessionsRequest(_message.Message):
     AGENT_TYPE_FIELD_NUMBER: _builtins.int
     AGENT_ID_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
     agent_type: _builtins.str
     agent_id: _builtins.str
     limit: _builtins.int
+    session_id: _builtins.str
     def __init__(
         self,
         *,
         agent_type: _builtins.str = ...,
         agent_id: _builtins.str = ...,
         limit: _builtins.int = ...,
+        session_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "agent_type", b"agent_type", "limit", b"limit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "agent_type", b"agent_type", "limit", b"limit", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -557,6 +560,7 @@ class BreakerInfo(_message.Message):
     TRIPS_FIELD_NUMBER: _builtins.int
     NEXT_PROBE_MS_FIELD_NUMBER: _builtins.int
     ENV_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.str
     state: _builtins.str
     """CLOSED (but it has tripped lately), OPEN, HALF_OPEN or RAMPING"""
@@ -564,6 +568,8 @@ class BreakerInfo(_message.Message):
     next_probe_ms: _builtins.int
     """until the next request may be tried there; 0: requests are let through now"""
     env: _builtins.str
+    node_id: _builtins.str
+    """whose view it is: each node judges by its own callers' requests"""
     def __init__(
         self,
         *,
@@ -572,10 +578,11 @@ class BreakerInfo(_message.Message):
         trips: _builtins.int = ...,
         next_probe_ms: _builtins.int = ...,
         env: _builtins.str = ...,
+        node_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "env", b"env", "next_probe_ms", b"next_probe_ms", "state", b"state", "trips", b"trips"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "env", b"env", "next_probe_ms", b"next_probe_ms", "node_id", b"node_id", "state", b"state", "trips", b"trips"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -629,14 +636,21 @@ Global___ResetBreakerRequest: _TypeAlias = ResetBreakerRequest  # noqa: Y015
 
 @_typing.final
 class ResetBreakerReply(_message.Message):
+    """On every node that knows the agent."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
+    SILENT_NODES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def silent_nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
+        *,
+        silent_nodes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["silent_nodes", b"silent_nodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -903,6 +917,7 @@ class DeadLetter(_message.Message):
     PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
     REDRIVEN_AS_FIELD_NUMBER: _builtins.int
     EXPIRES_AT_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
     message_id: _builtins.str
     trace_id: _builtins.str
     reason: _builtins.str
@@ -911,6 +926,8 @@ class DeadLetter(_message.Message):
     payload_bytes: _builtins.int
     redriven_as: _builtins.str
     """message_id of the request that was made of it"""
+    node_id: _builtins.str
+    """where it is kept"""
     @_builtins.property
     def envelope(self) -> _envelope_pb2.Envelope:
         """as its sender gave it, without payload content, headers and signature"""
@@ -936,10 +953,11 @@ class DeadLetter(_message.Message):
         payload_bytes: _builtins.int = ...,
         redriven_as: _builtins.str = ...,
         expires_at: _timestamp_pb2.Timestamp | None = ...,
+        node_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "envelope", b"envelope", "error", b"error", "expires_at", b"expires_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "envelope", b"envelope", "error", b"error", "expires_at", b"expires_at", "message_id", b"message_id", "payload_bytes", b"payload_bytes", "reason", b"reason", "redriven", b"redriven", "redriven_as", b"redriven_as", "trace_id", b"trace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "envelope", b"envelope", "error", b"error", "expires_at", b"expires_at", "message_id", b"message_id", "node_id", b"node_id", "payload_bytes", b"payload_bytes", "reason", b"reason", "redriven", b"redriven", "redriven_as", b"redriven_as", "trace_id", b"trace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
