@@ -19,6 +19,7 @@ import structlog
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from agentreach.aio.clock import boot_time
+from agentreach.aio.grpc_transport import LINK_PATH, GrpcTransport
 from agentreach.v1.admin_pb2 import NodeRecord
 from reach.adapters.binding import PortTaken
 from reach.adapters.etcd import EtcdStore, EtcdTls, parse_endpoints
@@ -26,14 +27,18 @@ from reach.adapters.grpc_server.server import GrpcServer
 from reach.adapters.http_server import HttpServer
 from reach.adapters.memory_store import MemoryStore
 from reach.adapters.metrics import make_registry, render
-from reach.core import returning
+from reach.core import remote, returning
 from reach.core.lineage import LineageKeys
 from reach.core.rules import Rules
 from reach.core.state import State
 from reach.core.store import Store, StoreUnavailable
+from reach.node.admission import Admission
 from reach.node.config import Config
+from reach.node.election import Election
 from reach.node.engine import Engine
 from reach.node.gauges import NodeGauges
+from reach.node.lineage_key import shared_key
+from reach.node.nodelinks import NodeLinks
 from reach.node.pins import PinBook
 from reach.node.registrar import Registrar
 from reach.node.view import View
@@ -63,19 +68,24 @@ def rules_of(config: Config) -> Rules:
     return Rules(**numbers)
 
 
-def make_engine(config: Config, unix: float) -> Engine:
-    """The engine of a node; call it inside the event loop that will run it."""
+def make_engine(config: Config, unix: float, incarnation: bytes = b"", lineage_key: bytes = b"") -> Engine:
+    """The engine of a node; call it inside the event loop that will run it.
+
+    What names this start of the node, and what signs lineages, is made up where it is not given.
+    """
+    incarnation = incarnation or os.urandom(16)
     rng = random.SystemRandom()
     fast = random.Random(rng.getrandbits(128))
     state = State(
         rules_of(config),
         rng=fast,
         secrets=rng,
-        nonce=rng.getrandbits(64).to_bytes(8, "big"),
-        lineage=LineageKeys((1, os.urandom(32))),
+        nonce=incarnation[:8],
+        lineage=LineageKeys((1, lineage_key or os.urandom(32))),
         now=boot_time(),
         unix=unix,
     )
+    state.incarnation = incarnation
     return Engine(state, hello_timeout_s=config.hello_timeout_s)
 
 
@@ -86,19 +96,24 @@ async def running(config: Config) -> AsyncIterator[Node]:
     Raises `PortTaken`, or `StoreUnavailable` if the registry cannot be used at start, within about 5 s.
     """
     store = await make_store(config)
-    engine = make_engine(config, time.time())
     record = _node_record(config)
+    engine = make_engine(config, time.time(), record.incarnation, await shared_key(store))
+    engine.node_links = node_links = NodeLinks(engine, GrpcTransport(path=LINK_PATH))
+    election = Election(store, config.node_id, ttl_s=config.election_ttl_s)
+    admission = Admission(store, election, config.node_id, agents_max=config.agents_max)
     registrar = Registrar(
         store,
         record,
         lease_ttl_s=config.node_lease_ttl_s,
         register_wait_s=config.register_wait_s,
+        admission=admission,
         replaced=engine.replaced,
     )
-    view = View(store, record, registrar, step=engine.step)
+    view = View(store, record, registrar, step=engine.step, remote=remote)
     contact = registrar.contact
     engine.use(registrar, PinBook(store, config.node_id, config.session_ttl_s, lambda: contact.away))
     engine.node, engine.registry_name = record, config.registry.partition(":")[0]
+    engine.leader = lambda: election.leader
     engine.registry_age, engine.registry_grace_s = lambda: view.age_s, config.registry_grace_s
     server = GrpcServer(engine, listen=config.listen)
     metrics = make_registry(NodeGauges(engine), VERSION)
@@ -115,30 +130,35 @@ async def running(config: Config) -> AsyncIterator[Node]:
             record.http_address = node.http_address = http.address
         await registrar.start()
         await view.start()
+        await election.start()
         engine.starting = False
         with engine.step() as state:
             returning.opened(state)
-        duties = asyncio.create_task(_duties(registrar, view), name="duties")
+        duties = asyncio.create_task(_duties(registrar, view, node_links, election), name="duties")
         duties.add_done_callback(lambda task: _duty_ended(task, node.broken))
         yield node
         server.set_serving(False)
+        election.resign()
         await engine.drain(_leave_within_s(engine, config))
     finally:
         if duties is not None:
             duties.cancel()
             await asyncio.gather(duties, return_exceptions=True)
-        await registrar.stop()  # before the servers: nobody shall find a node that is about to be gone
+        # Before the servers: nobody shall find a node that is about to be gone.
+        await asyncio.gather(registrar.stop(), election.stop())
         await http.stop()
         await server.stop(STOP_GRACE_S)
         await store.close()
         await engine.close()
 
 
-async def _duties(registrar: Registrar, view: View) -> None:
-    """What a node does for the registry as long as it lives."""
+async def _duties(registrar: Registrar, view: View, node_links: NodeLinks, election: Election) -> None:
+    """What a node does for the registry, and for other nodes, as long as it lives."""
     async with asyncio.TaskGroup() as group:
         group.create_task(registrar.run(), name="registrar")
         group.create_task(view.run(), name="view")
+        group.create_task(election.run(), name="election")
+        group.create_task(node_links.run(), name="node-links")
 
 
 def _node_record(config: Config) -> NodeRecord:

@@ -329,12 +329,12 @@ class _Step:
 class CoreMesh:
     """A node's state with the processes and the store around it."""
 
-    def __init__(self, seed: int = 1, **rules: object) -> None:
+    def __init__(self, seed: int = 1, *, nonce: bytes = b"noncenon", **rules: object) -> None:
         self.rng = Random(seed)
         self.state = State(
             Rules(**rules),  # type: ignore[arg-type]
             rng=Random(seed + 1),
-            nonce=b"noncenon",
+            nonce=nonce,
             lineage=LineageKeys((1, b"k" * 32)),
             now=1000.0,
             unix=1_800_000_000.0,
@@ -565,7 +565,10 @@ class CoreMesh:
             assert not attachment.attempts
             assert not attachment.lanes_waiting
             assert agent.pinned_sessions == len(attachment.pinned)
-            assert state.peers.get(attachment.peer.link_id) is attachment.peer
+            if not attachment.remote:
+                assert state.peers.get(attachment.peer.link_id) is attachment.peer
+        for node in state.nodes.values():
+            assert not node.visiting
         for lane in state.lanes.values():
             assert not lane.running and not lane.waiting and not lane.pinning and not lane.in_turn, lane.key
         for peer in state.peers.values():

@@ -1,0 +1,23 @@
+"""The key that signs lineages, shared by all nodes of a mesh: made by the first, kept in the store.
+
+A lineage signed by one node is verified by others: an agent's nested calls enter at the agent's home, whichever node its
+caller used.
+"""
+
+from __future__ import annotations
+
+import os
+
+from reach.core.store import Get, Put, Store, StoreUnavailable, absent
+
+KEY = "keys/lineage"
+KEY_BYTES = 32
+
+
+async def shared_key(store: Store) -> bytes:
+    """The mesh's key, written now if there is none. Raises `StoreUnavailable`."""
+    result = await store.txn([absent(KEY)], [Put(KEY, os.urandom(KEY_BYTES)), Get(KEY)], [Get(KEY)])
+    item = result.reads[-1][0]
+    if len(item.value) != KEY_BYTES:
+        raise StoreUnavailable(f"the key {KEY} in the registry holds {len(item.value)} bytes, and not {KEY_BYTES}")
+    return item.value

@@ -1,0 +1,229 @@
+"""A caller at one node and an agent at another: nobody can tell."""
+
+from __future__ import annotations
+
+from agentreach.v1 import error_pb2 as codes
+from agentreach.v1.registry_pb2 import AgentStatus
+from tests.support.cores import Cores
+
+
+def test_a_request_reaches_an_agent_of_another_node_and_its_answer_comes_back() -> None:
+    cores = Cores(2)
+    entry, home = cores.nodes
+    agent = home.agent("echo/1")
+    caller = entry.caller()
+    message = caller.request("hello")
+    assert agent.has(message)
+    delivered = agent.got(message)
+    assert delivered.recipient == "echo/1" and delivered.hop_count == 1 and delivered.attempt == 1
+    assert [hop.agent_id for hop in delivered.path] == ["echo/1"]
+    assert delivered.source == caller.peer.caller_id  # type: ignore[union-attr]
+    agent.answer(message, "hi there")
+    assert caller.text_of(message) == "hi there"
+    assert caller.reply_to(message).source == "echo/1"
+    cores.assert_settled()
+
+
+def test_it_works_the_other_way_round_too() -> None:
+    cores = Cores(2)
+    home, entry = cores.nodes
+    agent = home.agent("echo/1")
+    caller = entry.caller()
+    message = caller.request()
+    agent.answer(message, "yes")
+    assert caller.text_of(message) == "yes"
+    cores.assert_settled()
+
+
+def test_an_agents_error_is_the_callers_error() -> None:
+    cores = Cores(2)
+    entry, home = cores.nodes
+    agent = home.agent("echo/1")
+    caller = entry.caller()
+    message = caller.request()
+    agent.refuse(message, codes.REJECTED)
+    error = caller.error_of(message)
+    assert error.code == codes.REJECTED and error.agent_id == "echo/1"
+    cores.assert_settled()
+
+
+def test_a_cancel_reaches_the_agent() -> None:
+    cores = Cores(2)
+    entry, home = cores.nodes
+    agent = home.agent("echo/1")
+    caller = entry.caller()
+    message = caller.request()
+    caller.cancel(message)
+    assert [cancel.correlation_id for cancel in agent.cancels] == [message]
+    assert caller.error_of(message).code == codes.CANCELLED
+    cores.assert_settled()
+
+
+def test_the_deadline_is_the_entrys_and_the_agent_is_told() -> None:
+    cores = Cores(2)
+    entry, home = cores.nodes
+    agent = home.agent("echo/1")
+    caller = entry.caller()
+    message = caller.request(timeout_ms=1000)
+    cores.advance(1.2)
+    error = caller.error_of(message)
+    assert error.code == codes.TIMEOUT and error.may_have_executed
+    assert agent.cancels
+    cores.assert_settled()
+
+
+def test_items_of_a_streamed_reply_come_in_order_and_credit_goes_back() -> None:
+    cores = Cores(2)
+    entry, home = cores.nodes
+    agent = home.agent("echo/1")
+    caller = entry.caller()
+    message = caller.request()
+    for number in range(50):
+        agent.answer(message, f"item {number}", more=True)
+    agent.answer(message, "end")
+    texts = [reply.payload.text for reply in caller.replies_to(message)]
+    assert texts == [*(f"item {number}" for number in range(50)), "end"]
+    assert [reply.sequence for reply in caller.replies_to(message)] == list(range(51))
+    cores.assert_settled()
+
+
+def test_slots_are_the_homes_and_a_refusal_is_no_attempt() -> None:
+    cores = Cores(3)
+    one, two, home = cores.nodes
+    agent = home.agent("echo/1", max_concurrency=1)
+    first, second = one.caller(), two.caller()
+    cores.views_stand = True
+    held = first.request()
+    other = second.request(timeout_ms=3000)  # node two has not heard yet that the slot is taken
+    assert not agent.has(other)
+    agent.answer(held, "done")
+    cores.advance(1.0)
+    assert agent.has(other) and agent.got(other).attempt == 1
+    agent.answer(other, "done")
+    assert second.text_of(other) == "done"
+    assert second.reply_to(other).error.attempts == 0
+    cores.assert_settled()
+
+
+def test_an_agent_that_left_its_home_is_not_chosen_there_but_elsewhere() -> None:
+    cores = Cores(2)
+    entry, home = cores.nodes
+    agent = home.agent("echo/1")
+    other = entry.agent("echo/2")
+    other.say(AgentStatus.DEGRADED)  # so that the remote one is preferred
+    caller = entry.caller()
+    cores.views_stand = True
+    agent.leave()
+    message = caller.request()
+    assert other.has(message)
+    other.answer(message, "here")
+    assert caller.text_of(message) == "here"
+    cores.views_stand = False
+    cores.assert_settled()
+
+
+def test_an_agent_lost_at_its_home_is_lost_for_the_caller_with_may_have_executed() -> None:
+    cores = Cores(2)
+    entry, home = cores.nodes
+    agent = home.agent("echo/1")
+    caller = entry.caller()
+    message = caller.request(timeout_ms=20_000)
+    agent.cut()
+    cores.advance(4.0)
+    error = caller.error_of(message)
+    assert error.code == codes.AGENT_LOST and error.may_have_executed
+    cores.advance(30.0)
+    cores.assert_settled()
+
+
+def test_a_cut_between_nodes_that_mends_loses_nothing() -> None:
+    cores = Cores(2)
+    entry, home = cores.nodes
+    agent = home.agent("echo/1")
+    caller = entry.caller()
+    message = caller.request(timeout_ms=20_000)
+    cores.cut(entry, home)
+    agent.answer(message, "kept")
+    cores.advance(2.0)
+    assert not caller.replies_to(message)
+    cores.link(entry, home)
+    assert caller.text_of(message) == "kept"
+    cores.assert_settled()
+
+
+def test_a_killed_homes_agent_that_comes_back_by_another_node_gets_the_request_again() -> None:
+    cores = Cores(3)
+    entry, home, other = cores.nodes
+    agent = home.agent("echo/1")
+    caller = entry.caller()
+    message = caller.request(timeout_ms=20_000)
+    assert agent.has(message)
+    cores.kill(home)
+    again = other.process("echo-1")
+    again.incarnation = agent.incarnation
+    again.forget()
+    again.connect(*agent.agents.values())
+    cores.advance(1.0)
+    assert again.has(message) and not again.got(message).fresh
+    again.answer(message, "done once")
+    assert caller.text_of(message) == "done once"
+    cores.assert_settled()
+
+
+def test_a_killed_homes_agent_that_does_not_come_back_is_lost_after_the_resume_window() -> None:
+    cores = Cores(2)
+    entry, home = cores.nodes
+    agent = home.agent("echo/1")
+    caller = entry.caller()
+    message = caller.request(timeout_ms=60_000)
+    assert agent.has(message)
+    cores.kill(home)
+    cores.advance(9.0)
+    assert not caller.replies_to(message)
+    cores.advance(2.0)
+    assert caller.error_of(message).code == codes.AGENT_LOST
+    cores.advance(60.0)
+    cores.assert_settled()
+
+
+def test_a_nested_call_over_nodes_counts_agents_and_not_nodes() -> None:
+    cores = Cores(2)
+    one, two = cores.nodes
+    outer, inner = two.agent("outer/1"), one.agent("inner/1")
+    caller = one.caller()
+    message = caller.request(agent_type="outer")
+    nested = outer.call_from(message, agent_type="inner")
+    assert inner.got(nested).hop_count == 2
+    assert [hop.agent_id for hop in inner.got(nested).path] == ["outer/1", "inner/1"]
+    inner.answer(nested, "in")
+    assert outer.text_of(nested) == "in"
+    outer.answer(message, "out")
+    assert caller.text_of(message) == "out"
+    cores.assert_settled()
+
+
+def test_a_status_change_is_known_at_every_node_at_once() -> None:
+    cores = Cores(3)
+    one, two, home = cores.nodes
+    agent = home.agent("echo/1")
+    assert one.status("echo/1") == two.status("echo/1") == AgentStatus.HEALTHY
+    agent.say(AgentStatus.DRAINING)
+    assert one.status("echo/1") == two.status("echo/1") == AgentStatus.DRAINING
+    cores.assert_settled()
+
+
+def test_an_agent_that_moves_to_another_node_is_known_there_alone() -> None:
+    cores = Cores(2)
+    one, two = cores.nodes
+    agent = one.agent("echo/1")
+    moved = two.process("echo-1")
+    moved.incarnation = agent.incarnation
+    moved.forget()
+    moved.connect(*agent.agents.values())
+    assert one.attachment("echo/1").remote and not two.attachment("echo/1").remote
+    caller = one.caller()
+    message = caller.request()
+    assert moved.has(message)
+    moved.answer(message, "ok")
+    assert caller.text_of(message) == "ok"
+    cores.assert_settled()
