@@ -88,7 +88,7 @@ class Host:
     def attached(self, attached: frames.Attached) -> None:
         """The node's answer to an attach."""
         if attached.HasField("error"):
-            if attached.error.retryable:  # the registry is away, say
+            if attached.error.retryable or attached.error.code == error_pb2.FENCED:  # no registry; two came at once
                 self.owner.attach_later(self, attached.error)
                 return
             self.ended(from_proto(attached.error))

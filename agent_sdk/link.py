@@ -1,7 +1,8 @@
-"""The process's link to the mesh: dial, resume, redial, until it is closed. Everything the SDK does goes through it.
+"""The process's link to the mesh, until it is closed. Everything the SDK does goes through it.
 
-What is put on the link survives broken streams; `linkstream` runs one stream of it. The link knows who takes what
-arrives: the pending calls, the hosted agents, the subscriptions. It must be used from the event loop it was made on.
+What is put on the link survives broken streams; `dialler` sees that there is one, `linkstream` runs it. The link knows
+who takes what arrives: the pending calls, the hosted agents, the subscriptions. It must be used from the event loop it
+was made on.
 """
 
 from __future__ import annotations
@@ -14,15 +15,14 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from agent_sdk.calls import Calls
-from agent_sdk.ending import Ended
-from agent_sdk.errors import AgentReplaced, ConnectFailed, PermissionDenied, ReachError, ShuttingDown, Unauthenticated
-from agent_sdk.linkstream import LinkStream
-from agent_sdk.redial import Redial
+from agent_sdk.dialler import Dialler
+from agent_sdk.errors import AgentReplaced, ConnectFailed, ReachError, ShuttingDown
+from agent_sdk.settings import is_address
 from agent_sdk.stalls import stall_watch
 from agent_sdk.topics import Topics
 from agentreach.aio.clock import boot_time
 from agentreach.aio.outlet import Outlet
-from agentreach.aio.transport import Refused, Transport
+from agentreach.aio.transport import Transport
 from agentreach.v1 import frame_pb2 as frames
 from agentreach.wire import limits
 from agentreach.wire.link import Link
@@ -34,11 +34,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("agent_sdk")
 
-DIAL_TIMEOUT_S = 5.0  # until the node has admitted the stream
 CLOSE_TIMEOUT_S = 2.0  # each, for the outbox to be acknowledged and for the node's half of the goodbye
 TICK_S = 0.05  # coarseness of deadlines and of progress
 ATTACH_AGAIN_S = 0.5  # at least, after the node said that it cannot register an agent now
-_LOG_EVERY_S = 60.0  # an unreachable node is told once a minute
 
 
 class MeshLink:
@@ -64,6 +62,8 @@ class MeshLink:
         self.caller_id = ""
         self.node_id = ""
         self.resume_token = b""
+        self.resumes_at = ""
+        """The address of the node that knows the token; it is no other's business."""
         self.hosts: dict[str, Host] = {}
         self.attaching: deque[Host] = deque()
         """Whose registration the node has still to answer, in the order in which it was asked for."""
@@ -77,15 +77,10 @@ class MeshLink:
         """The node is leaving: it takes no new requests. They wait for the next one."""
         self.moving = False
         """This process is leaving the node: its agents take nothing more there."""
-        self._transport = transport
-        self._metadata = metadata
-        self._redial = Redial(addresses)
+        self.dialler = Dialler(self, addresses, transport, metadata)
+        self.redial = self.dialler.redial
         self._task: asyncio.Task[None] | None = None
-        self._stream: LinkStream | None = None
         self._up = asyncio.Event()
-        self._stop = asyncio.Event()
-        self._trouble = ""
-        self._trouble_logged = -_LOG_EVERY_S
         self._flushes: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._emptied: asyncio.Future[None] | None = None
         self._room: deque[asyncio.Future[None]] = deque()
@@ -163,7 +158,7 @@ class MeshLink:
     def start(self) -> None:
         """Begin dialling."""
         if self._task is None:
-            self._task = self.loop.create_task(self._run(), name="agent_sdk link")
+            self._task = self.loop.create_task(self.dialler.run(), name="agent_sdk link")
 
     async def connected(self, timeout_s: float | None) -> None:
         """Wait until a node has welcomed this process. Raises `ConnectFailed`, or what the node refused it with."""
@@ -173,7 +168,7 @@ class MeshLink:
                     await self._up.wait()
         except TimeoutError:
             raise ConnectFailed(
-                f"no node reached at {', '.join(self.addresses)} ({self._trouble or 'no answer'}); "
+                f"no node reached at {', '.join(self.addresses)} ({self.dialler.trouble or 'no answer'}); "
                 "start one with: reach serve",
                 retryable=True,
             ) from None
@@ -188,11 +183,11 @@ class MeshLink:
     async def close(self) -> None:
         """Leave politely: what waits is sent and acknowledged, then goodbye. Bounded; afterwards nothing is pending."""
         self.closing = True
-        self._stop.set()
+        self.dialler.stop()
         self.failure = self.failure or ShuttingDown("this client is closed")
         if self._task is not None:
-            if self._stream is not None and self.up:
-                await self._stream.leave(frames.Goodbye.NORMAL, "", CLOSE_TIMEOUT_S)
+            if self.dialler.stream is not None and self.up:
+                await self.dialler.stream.leave(frames.Goodbye.NORMAL, "", CLOSE_TIMEOUT_S)
             else:
                 self._task.cancel()
             await asyncio.wait([self._task], timeout=2 * CLOSE_TIMEOUT_S)
@@ -201,76 +196,16 @@ class MeshLink:
                 await asyncio.wait([self._task])
         self._give_up(self.failure)
 
-    async def _run(self) -> None:
-        try:
-            while not self._stop.is_set():
-                await self._pause(self._redial.wait_s(random.random))
-                if self._stop.is_set():
-                    return
-                await self._one_stream(self._redial.address)
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:  # a fault of ours: nobody may wait for ever
-            log.exception("the link ended by a fault")
-            self._fail(ReachError(f"the link ended by a fault: {type(error).__name__}"))
-
-    async def _pause(self, wait_s: float) -> None:
-        if wait_s > 0:
-            try:
-                async with asyncio.timeout(wait_s):
-                    await self._stop.wait()
-            except TimeoutError:
-                return
-
-    async def _one_stream(self, address: str) -> None:
-        try:
-            async with asyncio.timeout(DIAL_TIMEOUT_S):
-                stream = await self._transport.open(address, self._metadata)
-        except TimeoutError:
-            self._not_reached(address, "no answer")
-            return
-        except Refused as refused:
-            self._not_reached(address, str(refused))
-            if refused.fatal:
-                kind = PermissionDenied if refused.code == "PERMISSION_DENIED" else Unauthenticated
-                self._fail(kind(f"{address} refuses: {refused.details or refused.code}"))
-            return
-        life = self._stream = LinkStream(self, stream, address)
-        try:
-            ended = await life.run()
-        finally:
-            self._stream = None
-            self._down()
-            await stream.close()
-        self._redial.failed(boot_time(), moved=ended is Ended.MOVED)
-        if self.closing:
-            return
-        if ended is Ended.REFUSED:
-            self._fail(Unauthenticated(f"{address}: {life.reason or 'credentials refused'}"))
-        elif ended is Ended.SCRATCH:
-            self.resume_token = b""
-        elif ended is Ended.MOVED:
-            self.resume_token = b""
-            self._redial.move_on(life.peers)
-        log.info("link to %s ended: %s", address, life.reason or "cut")
-
-    def _not_reached(self, address: str, why: str) -> None:
-        now = boot_time()
-        self._trouble = why
-        self._redial.failed(now)
-        if now - self._trouble_logged >= _LOG_EVERY_S:
-            self._trouble_logged = now
-            log.warning("no node reached at %s: %s; trying on", address, why)
-
     def welcomed(self, welcome: frames.Welcome, outlet: Outlet) -> None:
         """A stream's hello was answered; called before anything else of that stream is sent."""
         self.outlet = outlet
         self.caller_id, self.node_id = welcome.caller_id, welcome.node_id
-        self.resume_token = welcome.resume_token
+        self.resume_token, self.resumes_at = welcome.resume_token, self.redial.address
         if welcome.HasField("limits"):
             self.limits = welcome.limits
-        self._redial.connected(boot_time(), welcome.peers, resumed=welcome.resumed)
-        self._trouble, self._trouble_logged = "", -_LOG_EVERY_S
+        peers = [peer for peer in welcome.peers if is_address(peer)]
+        self.redial.connected(boot_time(), peers, resumed=welcome.resumed)
+        self.dialler.welcomed()
         self._up.set()
 
     def restarted(self) -> None:
@@ -291,9 +226,15 @@ class MeshLink:
     @property
     def elsewhere(self) -> bool:
         """True when there is another node to go to."""
-        return self._redial.elsewhere
+        return self.redial.elsewhere
 
-    def _down(self) -> None:
+    @property
+    def homeless(self) -> bool:
+        """True when there is another node to go to, and this one has registered none of our agents."""
+        return self.elsewhere and not any(host.registered.is_set() for host in self.hosts.values())
+
+    def down(self) -> None:
+        """The stream has ended."""
         if self.outlet is not None:
             self.outlet.abandon()
             self.outlet = None
@@ -303,8 +244,9 @@ class MeshLink:
         if self.failure is None:
             self._up.clear()
 
-    def _fail(self, failure: ReachError) -> None:
-        self._stop.set()
+    def fail(self, failure: ReachError) -> None:
+        """The link will never work (again): everybody who waits is told."""
+        self.dialler.stop()
         self._give_up(failure)
 
     def _give_up(self, failure: ReachError) -> None:
@@ -338,13 +280,13 @@ class MeshLink:
         if host.agent_id in self.hosts:
             raise ValueError(f"this process already serves {host.agent_id}")
         self.hosts[host.agent_id] = host
-        if self.up and self._stream is not None:
-            self._stream.attach(host)
+        if self.up and self.dialler.stream is not None:
+            self.dialler.stream.attach(host)
 
     def attach_again(self, host: Host) -> None:
         """Register an agent anew that the node has let go of."""
-        if self.up and self._stream is not None:
-            self._stream.attach(host)
+        if self.up and self.dialler.stream is not None:
+            self.dialler.stream.attach(host)
 
     def attach_later(self, host: Host, error: Error) -> None:
         """The node cannot register an agent now: ask again, for as long as it takes."""
@@ -353,18 +295,19 @@ class MeshLink:
         self.loop.call_later(wait_s, self._attach_if_wanted, host)
 
     def _attach_if_wanted(self, host: Host) -> None:
-        if self.hosts.get(host.agent_id) is host and not host.registered.is_set():
+        waits = self.hosts.get(host.agent_id) is host and not host.registered.is_set()
+        if waits and host not in self.attaching:  # it may have been declared to another node meanwhile
             self.attach_again(host)
 
     def beat(self) -> None:
         """Send a heartbeat soon if the last one told of more leftovers than there are."""
-        if self.up and self._stream is not None:
-            self._stream.beat_soon()
+        if self.up and self.dialler.stream is not None:
+            self.dialler.stream.beats.soon()
 
     def probed(self, host: Host) -> None:
         """An agent's answer to a probe was put on the link."""
-        if not host.ready.is_set() and self.up and self._stream is not None:
-            self._stream.prove(host)
+        if not host.ready.is_set() and self.up and self.dialler.stream is not None:
+            self.dialler.stream.beats.prove(host)
 
     def detach(self, host: Host, reason: str) -> int:
         """Take an agent off the mesh; returns the number of the frame that says so, 0 if none goes out now."""

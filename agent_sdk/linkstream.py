@@ -13,16 +13,18 @@ from typing import TYPE_CHECKING
 from google.protobuf.message import DecodeError
 
 from agent_sdk import configuring, draining, ending, moving
+from agent_sdk.beats import Beats
 from agent_sdk.ending import Ended
 from agent_sdk.identity import incarnation
-from agent_sdk.readiness import Readiness
 from agent_sdk.responses import refusal
+from agent_sdk.settings import is_address
 from agent_sdk.standing import found
 from agentreach.aio.clock import boot_time
 from agentreach.aio.outlet import Outlet
 from agentreach.aio.transport import Stream, StreamBroken
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import frame_pb2 as frames
+from agentreach.v1.error_pb2 import SHUTTING_DOWN, Error
 from agentreach.wire.limits import PROTOCOL_VERSION
 from agentreach.wire.link import LinkError
 
@@ -34,7 +36,7 @@ log = logging.getLogger("agent_sdk")
 
 WELCOME_TIMEOUT_S = 10.0
 GOODBYE_TIMEOUT_S = 2.0  # for the other half of a stream after goodbye
-_SILENT_HEARTBEATS = 3  # nothing heard for so many intervals: the link is dead
+_REFUSED_S = 3.0  # of nothing but refusals: another node may know better
 
 SDK_NAME = "agent-reach-python/0.1.0"
 
@@ -50,16 +52,16 @@ class LinkStream:
         self._outlet: Outlet | None = None
         self._attaching = owner.attaching
         self._declared: list[Host] = []
-        self._readiness = Readiness()
+        self.beats = Beats(owner, self.attach, self._silent)
         self._ended = Ended.CUT
-        self._heard = boot_time()
-        self._interval_s = 10.0
-        self._heartbeat: asyncio.TimerHandle | None = None
-        self._leftovers_told = False
         self._limit: asyncio.TimerHandle | None = None
-        self._drain: asyncio.Task[None] | None = None
+        self._move: asyncio.Task[None] | None = None
+        self._refused_since = 0.0
         self.reason = ""
         self.peers: list[str] = []
+        """Where a node that leaves sends us."""
+        self.leaves_s = 0.0
+        """How long it takes to."""
 
     async def run(self) -> Ended:
         """Speak until the stream ends; returns what that means for the next one. Cancelling it ends the stream."""
@@ -72,10 +74,10 @@ class LinkStream:
             if not self._settle(first, outlet):
                 return Ended.SCRATCH
             writer = asyncio.get_running_loop().create_task(self._write(outlet), name="agent_sdk writer")
-            self._beat()
+            self.beats.begin()
             self._signals(first)
             while (data := await self._stream.read()) is not None:
-                self._heard = boot_time()
+                self.beats.heard = boot_time()
                 if not self._frame(data):
                     break
             self.reason = self.reason or self._stream.why_ended
@@ -84,13 +86,14 @@ class LinkStream:
             self.reason = self.reason or str(broken)
             return self._ended
         finally:
-            self._stop_timers()
+            self._end_limit()
+            self.beats.stop()
             self._stream.cancel()
             if writer is not None and self._outlet is not None:
                 self._outlet.abandon()
                 await asyncio.wait([writer])
-            if self._drain is not None:
-                self._drain.cancel()
+            if self._move is not None:
+                self._move.cancel()
 
     # ---- hello and welcome ----
 
@@ -117,13 +120,14 @@ class LinkStream:
     def _hello(self) -> frames.Hello:
         owner = self._owner
         self._declared = list(owner.hosts.values())
+        token = owner.resume_token if owner.resumes_at == self._address else b""
         return frames.Hello(
             agents=[host.attach() for host in self._declared],
             incarnation=incarnation(),
             protocol_version=PROTOCOL_VERSION,
             sdk=SDK_NAME,
-            resume_token=owner.resume_token,
-            last_seq=self._link.last_accepted if owner.resume_token else 0,
+            resume_token=token,
+            last_seq=self._link.last_accepted if token else 0,
             env=owner.env,
             name=owner.name,
         )
@@ -140,7 +144,7 @@ class LinkStream:
             self._attaching.clear()
             self._attaching.extend(self._declared)
         self._owner.welcomed(welcome, outlet)
-        self._interval_s = max(welcome.heartbeat_interval_ms, 10) / 1000 if welcome.heartbeat_interval_ms else 10.0
+        self.beats.every(welcome.heartbeat_interval_ms)
         for attached in welcome.agents:
             self._attached(attached)
         self._attach_the_rest(welcome.resumed)
@@ -154,7 +158,7 @@ class LinkStream:
         for host in list(self._owner.hosts.values()):
             if host in known or (resumed and host.registered.is_set()):
                 if not host.ready.is_set() and host not in self._attaching:
-                    self.prove(host)
+                    self.beats.prove(host)
             else:
                 self.attach(host)
 
@@ -254,14 +258,14 @@ class LinkStream:
         owner = self._owner
         match signal.WhichOneof("kind"):
             case "heartbeat_ack":
-                self._heartbeat_ack(signal.heartbeat_ack)
+                self.beats.acknowledged(signal.heartbeat_ack)
             case "stream_credit":
                 for host in owner.hosts.values():
                     host.credit(signal.stream_credit)
             case "probe":
                 probed = owner.hosts.get(signal.probe.agent_id)
                 if probed is not None:
-                    self._readiness.doubt(probed)
+                    self.beats.doubt(probed)
                     probed.probe(signal.probe)
             case "progress":
                 owner.calls.on_progress(signal.progress)
@@ -287,8 +291,10 @@ class LinkStream:
             return
         host = self._attaching.popleft()
         host.attached(attached)
+        if attached.HasField("error"):
+            self._refused(attached.error)
         if not host.ready.is_set():
-            self.prove(host)
+            self.beats.prove(host)
 
     def _detached(self, detached: frames.Detached) -> None:
         if detached.incarnation == incarnation():
@@ -328,17 +334,37 @@ class LinkStream:
             if host is not None:
                 draining.ordered(host, order)
             return
-        self.peers = list(order.peers)
+        self.peers = [peer for peer in order.peers if is_address(peer)]
+        self.leaves_s = order.deadline_ms / 1000
         owner.leaving = True
         log.info("the node at %s is leaving", self._address)
-        if self._drain is None and moving.goes(owner, order):
-            self._drain = owner.loop.create_task(self._move(order), name="agent_sdk move")
+        if moving.goes(owner, self.peers):
+            self._go()
 
-    async def _move(self, order: frames.Drain) -> None:
-        """Go to another node."""
-        await moving.free(self._owner, order)
+    def _refused(self, error: Error) -> None:
+        """A node that is leaving lets no agent in, nor does one that has lost its registry; others may."""
+        now = boot_time()
+        self._refused_since = self._refused_since or now
+        leaving = error.code == SHUTTING_DOWN
+        if (leaving or (error.retryable and now - self._refused_since >= _REFUSED_S)) and self._owner.homeless:
+            log.info("the node at %s lets no agent in: trying another", self._address)
+            self._go()
+
+    def _go(self) -> None:
+        if self._move is None:
+            self._move = self._owner.loop.create_task(self._follow(), name="agent_sdk move")
+
+    async def _follow(self) -> None:
+        """Go to another node: what is under way first, then a stream there, then off this one."""
+        owner = self._owner
+        await moving.free(owner, self.leaves_s if self.peers else None)
+        await owner.dialler.reach_another(self._address, self.peers, self.leaves_s)
         self._ended = Ended.MOVED
-        await self.leave(frames.Goodbye.NORMAL, "moving from a draining node", GOODBYE_TIMEOUT_S)
+        if owner.calls.under_way or owner.busy:  # a goodbye would cancel the ones and drop the others
+            self.reason = "moving, with work under way"
+            self._stream.cancel()
+        else:
+            await self.leave(frames.Goodbye.NORMAL, "moving to another node", GOODBYE_TIMEOUT_S)
 
     def _end_within(self, limit_s: float) -> None:
         if self._limit is None:
@@ -349,52 +375,6 @@ class LinkStream:
             self._limit.cancel()
             self._limit = None
 
-    def _stop_timers(self) -> None:
-        self._end_limit()
-        if self._heartbeat is not None:
-            self._heartbeat.cancel()
-            self._heartbeat = None
-
-    # ---- heartbeats ----
-
-    def prove(self, host: Host) -> None:
-        """See that `host.ready` is set once the node would route to the agent."""
-        if self._readiness.ask(host):
-            self._owner.loop.call_soon(self._ask)
-
-    def _ask(self) -> None:
-        if self._outlet is not None and self._owner.outlet is self._outlet:
-            self._readiness.sent()
-            self._owner.signal(frames.Signal(heartbeat=frames.Heartbeat()))
-
-    def beat_soon(self) -> None:
-        """A handler that outlived its cancel has ended: if the node was told of it, it counts a slot too many."""
-        if self._heartbeat is not None and self._leftovers_told:
-            self._leftovers_told = False
-            self._heartbeat.cancel()
-            self._heartbeat = self._owner.loop.call_later(0, self._beat)
-
-    def _beat(self) -> None:
-        owner = self._owner
-        now = boot_time()
-        if now - self._heard > _SILENT_HEARTBEATS * self._interval_s and not owner.stalls.stall_s(now):
-            self.reason = "nothing heard of the node for 3 heartbeats"
-            self._stream.cancel()
-            return
-        loads = [host.load(now) for host in owner.hosts.values()]
-        self._leftovers_told = any(load.leftovers for load in loads)
-        self._readiness.sent()
-        owner.signal(frames.Signal(heartbeat=frames.Heartbeat(agents=loads)))
-        self._heartbeat = owner.loop.call_later(self._interval_s, self._beat)
-
-    def _heartbeat_ack(self, ack: frames.HeartbeatAck) -> None:
-        owner = self._owner
-        if ack.heartbeat_interval_ms:
-            self._interval_s = ack.heartbeat_interval_ms / 1000
-        for proven in self._readiness.acknowledged():
-            proven.ready.set()
-        for agent_id in ack.unknown:
-            host = owner.hosts.get(agent_id)
-            if host is not None and host not in self._attaching:
-                log.warning("the node does not know %s: attaching it again", agent_id)
-                self.attach(host)
+    def _silent(self) -> None:
+        self.reason = "nothing heard of the node for 3 heartbeats"
+        self._stream.cancel()

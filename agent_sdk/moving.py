@@ -3,17 +3,21 @@
 From the node's `drain` on, new requests are kept for the next node (`Calls.begin`); nested ones still go out, the node
 takes what its last requests need. A process goes when nothing is under way any more. Where the node named its peers,
 they can reach the agents that went, and know of the requests that were under way: then it goes before the node's
-deadline in any case. Where only our own list names another node, an agent stays until the node says goodbye, so that
-the last requests still find it; and what is under way is waited for, since the other node would run it again.
+deadline in any case, without a goodbye if something still runs. Where only our own list names another node, an agent
+stays until the node says goodbye, so that the last requests still find it; and what is under way is waited for, since
+the other node would run it again. Nobody leaves before another node has opened its door.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import random
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from agent_sdk.errors import ReachError, ShuttingDown, Timeout
+from agent_sdk.redial import SPREAD_S
 from agentreach.aio.clock import boot_time
 from agentreach.v1 import frame_pb2 as frames
 from agentreach.v1.registry_pb2 import DRAINING
@@ -26,15 +30,21 @@ _MARGIN_S = 1.0  # leave a draining node so long before its deadline
 _LOOK_S = 0.05  # a few looks in a node's whole drain; an event would cost every call
 
 
-def goes(owner: MeshLink, order: frames.Drain) -> bool:
+def goes(owner: MeshLink, peers: Sequence[str]) -> bool:
     """Whether to go to another node before this one says goodbye."""
-    return bool(order.peers) or (owner.elsewhere and not owner.hosts)
+    return bool(peers) or owner.homeless
 
 
-async def free(owner: MeshLink, order: frames.Drain) -> None:
-    """Wait until this process may go. Its agents say that they take nothing more, so that nothing comes meanwhile."""
-    limit_s = max(order.deadline_ms / 1000 - _MARGIN_S, 0.0) if order.peers else math.inf
+async def free(owner: MeshLink, within_s: float | None) -> None:
+    """Wait until this process may go, for `within_s` at most (None: as long as it takes).
+
+    Its agents say that they take nothing more, so that nothing comes meanwhile. A fleet that is told to go in the same
+    moment does so over a while.
+    """
+    limit_s = math.inf if within_s is None else max(within_s - _MARGIN_S, within_s / 2)
     deadline = boot_time() + limit_s
+    if owner.hosts and within_s is not None:
+        await asyncio.sleep(min(SPREAD_S, within_s / 4) * random.random())
     owner.moving = True
     number = 0
     for host in owner.hosts.values():

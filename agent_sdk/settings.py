@@ -53,16 +53,21 @@ def addresses(url: str) -> tuple[str, ...]:
     found: list[str] = []
     for part in url.split(","):
         text = part.strip()
-        host, _, port = text.rpartition(":")
-        bracketed = host.startswith("[") and host.endswith("]")
-        plain = bool(host) and not set(host) & set(":/[]@ \t")
-        if not (bracketed or plain) or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        if not is_address(text):
             raise ConnectFailed(
                 f"cannot read the address {text!r}: expected HOST:PORT[,HOST:PORT…], as in {DEFAULT_URL}"
             )
         if text not in found:
             found.append(text)
     return tuple(found)
+
+
+def is_address(text: str) -> bool:
+    """True for `HOST:PORT`."""
+    host, _, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    plain = bool(host) and not set(host) & set(":/[]@ \t")
+    return (bracketed or plain) and port.isascii() and port.isdigit() and 0 < int(port) < 65536
 
 
 def _tls_of_environment() -> Tls | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,11 @@ import reach.core.route
 import reach.core.sessions
 import reach.core.settle
 import reach.core.stats
+import reach.core.writing
+import reach.node.election
+import reach.node.pins
+import reach.node.registrar
+from reach.adapters.etcd.lease import EtcdLease
 from tools.simulation import invariants
 from tools.simulation.ledger import Violation
 from tools.simulation.world import World
@@ -35,12 +41,19 @@ Patch = pytest.MonkeyPatch
 Mutation = Callable[[Patch], None]
 
 MUTATIONS: dict[str, Mutation] = {}
+OF_NODES: set[str] = set()
 
 
 def breaks(mutation: Mutation) -> Mutation:
     """The checker of this function's name must find what it breaks."""
     MUTATIONS[mutation.__name__.replace("_", " ")] = mutation
     return mutation
+
+
+def breaks_nodes(mutation: Mutation) -> Mutation:
+    """The same, in worlds of three nodes on one store."""
+    OF_NODES.add(mutation.__name__.replace("_", " "))
+    return breaks(mutation)
 
 
 def around(patch: Patch, place: Any, name: str, wrapper: Callable[..., Any]) -> None:
@@ -347,10 +360,74 @@ def the_processes_are_at_rest(patch: Patch) -> None:
     patch.setattr(agent_sdk.lanes.Lanes, "release", lambda *_: [])
 
 
+_never_again = property(lambda self: 1e4 if self._linked else 0.0, lambda self, value: None)
+
+
 @breaks
 def every_agent_answers_again(patch: Patch) -> None:
     """Whose stream was cut does not dial again."""
-    patch.setattr(agent_sdk.redial.Redial, "wait_s", lambda self, rng: 1e4 if self._linked else 0.0)
+    patch.setattr(agent_sdk.redial.Redial, "wait_s", _never_again)
+
+
+# ---- several nodes ----
+
+
+@breaks_nodes
+def what_only_the_leader_may_write_is_the_leaders(patch: Patch) -> None:
+    """Who stood last believes that it leads."""
+
+    def first(ours: Any, self: Any) -> Any:
+        if self._items:
+            newest = max(self._items.values(), key=lambda each: each.create_revision)
+            self._items = {newest.key: newest}
+        return ours(self)
+
+    around(patch, reach.node.election.Candidates, "first", first)
+
+
+@breaks_nodes
+def two_nodes_never_lead_at_once(patch: Patch) -> None:
+    """A leader does not look at the clock, nor does its lease."""
+
+    def leading(self: Any) -> Any:
+        own = self._standing
+        return own.leads if own is not None and not own.over else None
+
+    patch.setattr(reach.node.election.Election, "leading", property(leading))
+    patch.setattr(EtcdLease, "lost", property(lambda self: self._gone.is_set()))
+    patch.setattr(EtcdLease, "_watch_the_clock", lambda self: None)
+
+
+@breaks_nodes
+def every_view_is_what_the_store_says(patch: Patch) -> None:
+    """Nobody mends what the store has lost."""
+
+    async def mend(self: Any) -> None: ...
+
+    patch.setattr(reach.node.registrar.Registrar, "_mend", mend)
+
+
+@breaks_nodes
+def epochs_of_a_session_never_go_down(patch: Patch) -> None:
+    """A pin's epoch is less than the last one."""
+    count = iter(range(10**6, 0, -1))
+
+    async def create(ours: Any, self: Any, effect: Any) -> Any:
+        return dataclasses.replace(await ours(self, effect), epoch=next(count))
+
+    around(patch, reach.node.pins.PinBook, "create", create)
+
+
+@breaks
+def hops_count_agents(patch: Patch) -> None:
+    """A hop is counted twice."""
+
+    def longer(ours: Any, parent: Any, hop: bytes) -> Any:
+        twice = type(parent).FromString(parent.SerializeToString())
+        twice.hop_count += 1
+        return ours(twice, hop)
+
+    around(patch, reach.core.writing, "_longer_path", longer)
 
 
 # ---- the tests ----
@@ -367,7 +444,7 @@ def test_finds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MUTATIONS[name](monkeypatch)
     for seed in range(1, SEEDS_MAX + 1):
         try:
-            World(seed).run()
+            World(seed, nodes=3 if name in OF_NODES else None).run()
         except Violation as violation:
             assert violation.invariant == name
             return

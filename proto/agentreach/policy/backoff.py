@@ -18,7 +18,17 @@ class Backoff:
     `factor` up to `cap_s`. `stable_s`: a connection that held so long counts as a success.
     """
 
-    __slots__ = ("_at_once_s", "_bound_s", "_cap_s", "_connected_at", "_factor", "_first_s", "_stable_s", "tries")
+    __slots__ = (
+        "_at_once_s",
+        "_bound_s",
+        "_cap_s",
+        "_connected_at",
+        "_factor",
+        "_first_s",
+        "_stable_s",
+        "capped",
+        "tries",
+    )
 
     def __init__(
         self,
@@ -40,6 +50,8 @@ class Backoff:
         self._bound_s = first_s
         self.tries = 0
         """Waits given since the last reset."""
+        self.capped = False
+        """True once a wait up to the cap was drawn since the last connection: a crowd is spread over the cap by now."""
 
     def next_s(self, rng: Callable[[], float]) -> float:
         """The next wait in seconds; `rng` draws uniformly from [0, 1)."""
@@ -47,17 +59,20 @@ class Backoff:
         if self.tries == 1 and self._at_once_s is not None:
             return self._at_once_s * rng()
         bound_s = self._bound_s
+        self.capped = self.capped or bound_s >= self._cap_s
         self._bound_s = min(self._cap_s, bound_s * self._factor)
         return bound_s * rng()
 
     def reset(self) -> None:
         """Start over: the next wait is a first one."""
         self.tries = 0
+        self.capped = False
         self._bound_s = self._first_s
 
     def connected(self, now: float) -> None:
         """The thing works since `now`. Whether that counts is judged when it fails."""
         self._connected_at = now
+        self.capped = False
 
     def failed(self, now: float) -> None:
         """The thing does not work (any more). Starts over if it had worked for the stable period."""

@@ -72,6 +72,22 @@ def test_failures_without_a_connection_in_between_do_not_add_up_to_a_stable_peri
     assert backoff.next_s(almost_one) == pytest.approx(2.0)
 
 
+def test_it_says_when_a_wait_was_drawn_up_to_the_cap_until_a_connection_gathers_the_crowd_again() -> None:
+    backoff = Backoff(1.0, 4.0)
+    drawn = []
+    for _ in range(4):
+        backoff.next_s(almost_one)
+        drawn.append(backoff.capped)
+    assert drawn == [False, False, True, True]
+    backoff.connected(0.0)
+    assert not backoff.capped
+    backoff.failed(1.0)
+    backoff.next_s(almost_one)
+    assert backoff.capped
+    backoff.reset()
+    assert not backoff.capped
+
+
 @pytest.mark.parametrize("wrong", [(0.0, 1.0, 2.0), (2.0, 1.0, 2.0), (1.0, 2.0, 0.5), (float("nan"), 1.0, 2.0)])
 def test_settings_that_make_no_sense_are_refused(wrong: tuple[float, float, float]) -> None:
     with pytest.raises(ValueError, match="first_s"):
