@@ -115,6 +115,7 @@ def admit_from(state: State, node: NodePeer, envelope: Envelope, spent_ms: int) 
     fault = _refusal(state, envelope, agent, attachment)
     if fault is not None:
         tell(state, node, entry, attempt, REFUSED, fault)
+        state.loads.told.pop(agent, None)  # the entry counts it as it was told now: it must hear when that changes
         return
     if twin is not None:
         outcomes.keep_unconfirmed(state, twin)

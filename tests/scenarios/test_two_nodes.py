@@ -182,7 +182,7 @@ def test_a_killed_homes_agent_that_does_not_come_back_is_lost_after_the_resume_w
     assert not caller.replies_to(message)
     cores.advance(2.0)
     assert caller.error_of(message).code == codes.AGENT_LOST
-    cores.advance(60.0)
+    cores.advance(90.0)
     cores.assert_settled()
 
 
