@@ -33,8 +33,10 @@ from agentreach.v1.admin_pb2 import NodeRecord
 from agentreach.v1.error_pb2 import AGENT_LOST
 from reach.adapters.memory_store import MemoryStore
 from reach.core.ports import ANYBODY, NodeStream
+from reach.node.admission import Admission
 from reach.node.app import make_engine
 from reach.node.config import load
+from reach.node.election import Election
 from reach.node.engine import Engine
 from reach.node.pins import PinBook
 from reach.node.registrar import Registrar
@@ -53,11 +55,13 @@ class InProcessNode:
         self._store = MemoryStore()
         record = NodeRecord(node_id=config.node_id, address=ADDRESS)
         self.engine: Engine = make_engine(config, time.time())
+        self._election = Election(self._store, config.node_id, ttl_s=config.election_ttl_s)
         self._registrar = Registrar(
             self._store,
             record,
             lease_ttl_s=config.node_lease_ttl_s,
             register_wait_s=config.register_wait_s,
+            admission=Admission(self._store, self._election, config.node_id, agents_max=config.agents_max),
             replaced=self.engine.replaced,
         )
         contact = self._registrar.contact
@@ -70,7 +74,13 @@ class InProcessNode:
     async def start(self) -> None:
         """Begin; then streams can be opened."""
         await self._registrar.start()
-        self._duties = asyncio.create_task(self._registrar.run(), name="in-process node")
+        await self._election.start()
+        self._duties = asyncio.create_task(self._run(), name="in-process node")
+
+    async def _run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._registrar.run(), name="registrar")
+            group.create_task(self._election.run(), name="election")
 
     async def stop(self) -> None:
         """End at once, without a goodbye."""

@@ -107,7 +107,7 @@ class MemoryStore:
         self._wake_watches()
 
     def set_answers(self, answers: bool) -> None:
-        """With False transactions are applied, but their answer is lost: `StoreUnavailable`."""
+        """With False the answer of each transaction that changes a key is lost: `StoreUnavailable`."""
         self._answers = answers
 
     def compact(self, revision: int) -> None:
@@ -146,8 +146,8 @@ class MemoryStore:
         result = keys.txn(compares, then, otherwise)
         if keys.revision != before:
             self._state.changed()
-        if not self._answers:
-            raise StoreUnavailable("the answer of the embedded store was lost (test)")
+            if not self._answers:
+                raise StoreUnavailable("the answer of the embedded store was lost (test)")
         return result
 
     async def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[Sequence[Change], None]:

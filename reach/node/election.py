@@ -28,6 +28,7 @@ from reach.core.store import (
     Change,
     Compacted,
     Compare,
+    Delete,
     Field,
     Get,
     HeldLease,
@@ -282,7 +283,9 @@ class Election:
         """Put a key of our own among the candidates'. If that fails in any way, it does not stay there."""
         lease = await self._store.hold_lease(self._ttl_s)
         try:
-            key = f"{PREFIX}{self._node_id}/{lease.id:x}"  # of this lease alone: its create revision is ours
+            mine = f"{PREFIX}{self._node_id}/"
+            await self._store.txn([], [Delete(mine, prefix=True)])  # this node's former life leads no more
+            key = f"{mine}{lease.id:x}"  # of this lease alone: its create revision is ours
             put = Put(key, Candidacy(node_id=self._node_id).SerializeToString(), lease.id)
             result = await self._store.txn([absent(key)], [put])
             if not result.succeeded:
@@ -312,6 +315,7 @@ class Election:
                     await self._wait(own)
         finally:
             losing.cancel()
+            await asyncio.wait([losing])
 
     async def _resting(self) -> None:
         """After resigning there is nothing more to do, for ever."""

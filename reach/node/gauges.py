@@ -25,7 +25,7 @@ class NodeGauges:
         return self._engine.state.stats
 
     def gauges(self) -> Gauges:
-        state, now = self._engine.state, boot_time()
+        state, now, leader = self._engine.state, boot_time(), self._engine.leader()
         agents: Counter[tuple[str, str]] = Counter()
         outboxes: Counter[str] = Counter()
         breakers: dict[str, str] = {}
@@ -45,7 +45,7 @@ class NodeGauges:
             outbox_envelopes=outboxes,
             breakers=breakers,
             registry_age_s=self._engine.registry_age(),
-            leader=True,
+            leader=leader is not None and leader.node_id == state.rules.node_id,
         )
 
 

@@ -23,6 +23,7 @@ from reach.core.ports import Identity, MeshFailure
 from reach.core.requests import Stage
 from reach.core.state import State
 from reach.core.trace import to_proto
+from reach.node.election import Leader
 
 PAGE_SIZE = 1_000
 SESSIONS_MAX = 1_000
@@ -39,6 +40,8 @@ class Queries:
         self.registry_name = "memory"
         self.registry_age: Callable[[], float] = lambda: 0.0
         self.registry_grace_s = 60.0
+        self.leader: Callable[[], Leader | None] = lambda: None
+        """Who leads, as far as this node knows."""
         self.started_at = state.now
 
     @property

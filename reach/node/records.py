@@ -1,15 +1,18 @@
-"""What stands in the registry under a key, read with distrust: any version of a node, or anybody, may have written it.
+"""What stands in the registry under a key. Read with distrust: any version of a node, or anybody, may have written it.
 
 Pure.
 """
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from google.protobuf.message import DecodeError
 
 from agentreach.v1.admin_pb2 import NodeRecord
 from agentreach.v1.registry_pb2 import AgentRecord
 from agentreach.wire.checks import record_fault
+from reach.core.agents import Agent
 from reach.core.store import Item
 
 AGENTS, NODES = "agents/", "nodes/"
@@ -17,6 +20,32 @@ AGENTS, NODES = "agents/", "nodes/"
 
 class Unreadable(Exception):
     """It is not a record that a node can use; says why."""
+
+
+class Named(Protocol):
+    """An `Agent` or its record."""
+
+    @property
+    def tenant(self) -> str: ...
+
+    @property
+    def env(self) -> str: ...
+
+    @property
+    def agent_id(self) -> str: ...
+
+
+def agent_key(agent: Named) -> str:
+    """Where an agent's record stands."""
+    return f"{AGENTS}{agent.tenant}/{agent.env}/{agent.agent_id}"
+
+
+def stored_record(agent: Agent) -> AgentRecord:
+    """The part of a record that changes rarely: what changes all the time never goes to the store."""
+    record = agent.to_record()
+    for name in ("load", "in_flight", "heartbeat_at", "status"):
+        record.ClearField(name)
+    return record
 
 
 def read_agent(item: Item) -> AgentRecord:

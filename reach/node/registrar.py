@@ -1,6 +1,7 @@
 """Keeps the store's picture of this node true: its own key and its agents' keys, under this node's leases.
 
-One task writes, in the order of what was asked and in batches, so that no write of ours races another of ours.
+One task writes, in the order of what was asked and in batches, so that no write of ours races another of ours. Agents
+whose keys do not exist yet go past it, to the leader (`newcomers`); it does not wait for them.
 Whenever the store may differ from what it should hold (a lease lost, a key deleted by somebody, a call whose answer
 was lost) that task compares the store with `_agents` and mends the difference.
 """
@@ -10,17 +11,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Sequence
 
 import structlog
 from google.protobuf.message import DecodeError
 
 from agentreach.aio.clock import boot_time
-from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.admin_pb2 import NodeRecord
 from agentreach.v1.registry_pb2 import AgentRecord
-from agentreach.wire.errors import failure
 from reach.core.agents import Agent
 from reach.core.arrivals import Arrival, Attaching
 from reach.core.effects import DeregisterAgent
@@ -40,7 +38,10 @@ from reach.core.store import (
     absent,
     unchanged,
 )
+from reach.node.admission import Admission
 from reach.node.contact import Contact
+from reach.node.newcomers import Newcomers, Registering
+from reach.node.records import agent_key, stored_record
 from reach.node.shards import Shard, Shards
 
 log = structlog.get_logger("reach.registry")
@@ -50,14 +51,7 @@ BATCH_BYTES = 1_000_000  # of records a transaction; etcd takes 1.5 MiB
 RETRY_FIRST_S, RETRY_MOST_S = 0.25, 0.5  # 2 s at most took 5.6 s to write the keys again; cluster.md allows 5
 MEND_JITTER_S = 0.5  # after an outage all nodes write again: not all in the same instant
 
-
-@dataclass(slots=True)
-class _Register:
-    """Agents of one arrival that are still to be written."""
-
-    left: deque[Attaching]
-    done: Callable[[], None]
-    deadline: float
+Asked = tuple[Registering, Attaching, Agent]
 
 
 class Registrar:
@@ -70,6 +64,7 @@ class Registrar:
         *,
         lease_ttl_s: float,
         register_wait_s: float,
+        admission: Admission,
         replaced: Callable[[Agent, bytes], None],
     ) -> None:
         """`replaced` is told of an agent whose key somebody else has taken, and by which incarnation.
@@ -86,7 +81,10 @@ class Registrar:
         self._node_revision = 0
         self._agents: dict[str, Agent] = {}
         """What should stand in the store, by key."""
-        self._queue: deque[_Register | DeregisterAgent] = deque()
+        self._newcomers = Newcomers(
+            admission, self._shards, admitted=self._written, known=self._known, in_doubt=self._in_doubt
+        )
+        self._queue: deque[Registering | DeregisterAgent] = deque()
         self._work = asyncio.Event()
         self.overtaken: Callable[[Change], None] = self.changed
         """Told when another node is found to have one of our keys; the view says here how it goes on."""
@@ -100,8 +98,7 @@ class Registrar:
 
         At the latest `register_wait_s` from now, then with REGISTRY_UNAVAILABLE.
         """
-        new = deque(each for each in arrival.agents if each.agent is not None and each.attachment is None)
-        self._queue.append(_Register(new, done, boot_time() + self._register_wait_s))
+        self._queue.append(Registering.of(arrival, done, boot_time() + self._register_wait_s))
         self._work.set()
 
     def deregister(self, effect: DeregisterAgent) -> None:
@@ -145,7 +142,9 @@ class Registrar:
 
     async def run(self) -> None:
         """Write until cancelled."""
-        await self._write()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._write(), name="registry-writer")
+            group.create_task(self._newcomers.run(), name="registry-newcomers")
 
     async def stop(self) -> None:
         """Give the leases back, so that this node's keys vanish at once. Best effort, bounded by 2 s."""
@@ -175,7 +174,7 @@ class Registrar:
         if self._doubt:
             self._doubt = False
             await self._mend()
-        elif isinstance(self._queue[0], _Register):
+        elif isinstance(self._queue[0], Registering):
             await self._write_arrivals()
         else:
             await self._delete_departed()
@@ -185,73 +184,92 @@ class Registrar:
         self._work.set()
 
     def _time_left(self) -> float | None:
-        deadline = next((each.deadline for each in self._queue if isinstance(each, _Register)), None)
+        deadline = next((each.deadline for each in self._queue if isinstance(each, Registering) and each.left), None)
         return None if deadline is None else max(0.0, deadline - boot_time())
 
     def _refuse_overdue(self, why: str) -> None:
         """Give up the registrations whose time is over."""
         now = boot_time()
-        overdue = [each for each in self._queue if isinstance(each, _Register) and each.deadline <= now]
-        for register in overdue:
+        why = why or self.contact.away or f"the registry took longer than {self._register_wait_s:g} s"
+        for register in [each for each in self._queue if isinstance(each, Registering) and each.deadline <= now]:
             self._queue.remove(register)
-            for each in register.left:
-                each.error = failure(
-                    codes.REGISTRY_UNAVAILABLE,
-                    f"{each.agent_id} cannot be registered now: "
-                    f"{why or self.contact.away or f'the registry took longer than {self._register_wait_s:g} s'}",
-                    retry_after_ms=1_000,
-                )
-            register.done()
+            late, register.left = register.left, deque()
+            for each in late:
+                register.refuse(each, why)
 
     # ---- arrivals and departures ----
 
     async def _write_arrivals(self) -> None:
         batch = self._next_agents()
         if batch:
-            await self._put_new([each.agent for each in batch if each.agent is not None])
-        while self._queue and isinstance(register := self._queue[0], _Register):
-            while register.left and (agent := register.left[0].agent) is not None and agent.generation:
-                register.left.popleft()
-            if register.left:
-                return
+            await self._put_known(batch)
+        while self._queue and isinstance(register := self._queue[0], Registering) and not register.left:
             self._queue.popleft()
-            register.done()
 
-    def _next_agents(self) -> list[Attaching]:
+    def _next_agents(self) -> list[Asked]:
         """The agents at the head of the queue that one transaction can hold."""
-        batch: list[Attaching] = []
+        batch: list[Asked] = []
         size = 0
         for register in self._queue:
-            if not isinstance(register, _Register):
+            if not isinstance(register, Registering):
                 break
             for each in register.left:
                 assert each.agent is not None
-                size += len(_value(each.agent))
+                size += stored_record(each.agent).ByteSize()
                 if batch and (len(batch) >= BATCH or size > BATCH_BYTES):
                     return batch
-                batch.append(each)
+                batch.append((register, each, each.agent))
         return batch
 
-    async def _put_new(self, agents: Sequence[Agent]) -> None:
+    async def _put_known(self, batch: list[Asked]) -> None:
         """Write records over whoever has their keys: the core has checked that they may. The last of equal keys wins.
 
-        Compared by revision, so that a write of somebody else in between is seen and not undone.
+        Compared by revision, so that a write of somebody else in between is seen and not undone. No leader is asked.
         """
-        records = {agent_key(agent): agent for agent in agents}
-        shard = await self._shards.room_for(len(records))
-        puts = [Put(key, _value(agent), shard.lease.id) for key, agent in records.items()]
-        present: dict[str, Item] = {}
+        found = await self._store.txn([], [Get(key) for key in dict.fromkeys(agent_key(agent) for *_, agent in batch)])
         while True:
-            conditions = [unchanged(present[key]) if key in present else absent(key) for key in records]
-            result = await self._put(shard, conditions, puts, [Get(key) for key in records])
-            if result.succeeded:
+            present = {item.key: item for read in found.reads for item in read}
+            batch = self._without_newcomers(batch, present.keys())
+            if not batch:
+                return
+            records = {agent_key(agent): agent for *_, agent in batch}
+            shard = await self._shards.room_for(len(records))
+            puts = [Put(key, _value(agent), shard.lease.id) for key, agent in records.items()]
+            reads = [Get(key) for key in records]
+            found = await self._put(shard, [unchanged(present[key]) for key in records], puts, reads)
+            if found.succeeded:
                 break
-            present = {item.key: item for read in result.reads for item in read}
-        for agent in agents:
-            agent.generation = result.revision
+        for register, each, agent in batch:
+            register.take(each)
+            agent.generation = found.revision
         for key, agent in records.items():
-            self._agents[key] = agent
-            self._shards.wrote(key, shard)
+            self._written(key, agent, shard)
+        for register, *_ in batch:
+            register.settled()
+
+    def _without_newcomers(self, batch: list[Asked], present: Container[str]) -> list[Asked]:
+        """Those that somebody knows; the others are newcomers from here on."""
+        known: list[Asked] = []
+        for register, each, agent in batch:
+            key = agent_key(agent)
+            if key in present and key not in self._newcomers:
+                register.known_since = min(register.known_since, boot_time())
+                known.append((register, each, agent))
+            else:
+                register.take(each)
+                self._newcomers.add(register, each)
+        return known
+
+    def _known(self, register: Registering, each: Attaching) -> None:
+        """Somebody has written a newcomer's key before the leader could."""
+        register.left.append(each)
+        if register not in self._queue:
+            self._queue.appendleft(register)
+        self._work.set()
+
+    def _written(self, key: str, agent: Agent, shard: Shard) -> None:
+        self._agents[key] = agent
+        self._shards.wrote(key, shard)
 
     async def _put(
         self, shard: Shard, conditions: Sequence[Compare], puts: Sequence[Put], reads: Sequence[Get] = ()
@@ -312,7 +330,9 @@ class Registrar:
                 missing.append((unchanged(found), key, agent))
         await self._write_again(missing)
         left_over = [
-            item for key, item in present.items() if key not in self._agents and self._shards.holds(item.lease)
+            item
+            for key, item in present.items()
+            if key not in self._agents and key not in self._newcomers and self._shards.holds(item.lease)
         ]
         for at in range(0, len(left_over), BATCH):
             part = left_over[at : at + BATCH]
@@ -343,17 +363,8 @@ class Registrar:
             log.info("agents written to the registry again", count=len(part))
 
 
-def agent_key(agent: Agent) -> str:
-    """Where an agent's record stands."""
-    return f"agents/{agent.tenant}/{agent.env}/{agent.agent_id}"
-
-
 def _value(agent: Agent) -> bytes:
-    """The part of a record that changes rarely: what changes all the time never goes to the store."""
-    record = agent.to_record()
-    for name in ("load", "in_flight", "heartbeat_at", "status"):
-        record.ClearField(name)
-    return record.SerializeToString()
+    return stored_record(agent).SerializeToString()
 
 
 def _record(item: Item) -> AgentRecord | None:

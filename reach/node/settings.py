@@ -98,6 +98,10 @@ class Config:
         20.0, "s", 2, 600, "How long etcd keeps a dead node's keys.",
         "a pause of the node or of etcd drops all its agents", "agents of a killed node linger as long",
     )  # fmt: skip
+    election_ttl_s: float = _number(
+        5.0, "s", 2, 600, "How long a dead leader is waited for; meanwhile no new agent_id is registered.",
+        "a pause of the node or of etcd makes another node lead", "new agents wait longer when the leader dies",
+    )  # fmt: skip
     register_wait_s: float = _number(
         10.0, "s", 0.1, 600, "How long a new agent waits for a registry that does not answer; then it is refused.",
         "a change of etcd's leader turns new agents away", "whoever starts an agent learns late that etcd is away",
@@ -283,7 +287,7 @@ class Config:
         "memory: about 60 KiB each",
     )  # fmt: skip
     agents_max: int = _number(
-        20_000, "", 1, 1_000_000, "Agents registered here at once.",
+        20_000, "", 1, 1_000_000, "Agents registered in the mesh at once.",
         "new agents are refused", "memory, and slower changes",
     )  # fmt: skip
     agents_per_link_max: int = _number(
