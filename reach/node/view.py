@@ -23,9 +23,8 @@ from agentreach.v1.admin_pb2 import NodeRecord
 from agentreach.v1.registry_pb2 import AgentRecord
 from reach.core.state import State
 from reach.core.store import Change, Compacted, Item, Store, StoreUnavailable
-from reach.node.contact import LOOK_EVERY_S
+from reach.node.contact import LOOK_EVERY_S, Contact
 from reach.node.mirror import Mirror
-from reach.node.registrar import Registrar
 from reach.node.stored import AGENTS, NODES, Unreadable, read_agent, read_node, scope_of
 
 log = structlog.get_logger("reach.view")
@@ -57,34 +56,31 @@ class Remote(Protocol):
         """Another node's key is not there any more."""
 
 
-class _Nobody:
-    """Stands for `reach.core.remote` until that is there."""
+class OwnKeys(Protocol):
+    """What becomes of this node's own keys: `reach.node.registrar`."""
 
-    def agent_seen(self, state: State, record: AgentRecord, generation: int, /) -> None:
-        """See `Remote`."""
+    contact: Contact
+    overtaken: Callable[[Change], None]
+    """Called with a record of another node that was found in the place of one of ours."""
 
-    def agent_gone(self, state: State, tenant: str, env: str, agent_id: str, generation: int, /) -> None:
-        """See `Remote`."""
+    def listed(self) -> None:
+        """The keys are listed anew: what became of ours meanwhile may not have been seen."""
 
-    def node_seen(self, state: State, record: NodeRecord, /) -> None:
-        """See `Remote`."""
-
-    def node_gone(self, state: State, node_id: str, /) -> None:
-        """See `Remote`."""
+    def changed(self, change: Change) -> None:
+        """A key was written or deleted. Called in a step, after the core was told."""
 
 
 class View:
     """This node's picture of the registry. `start`, then `run` in a task."""
 
-    def __init__(
-        self, store: Store, node: NodeRecord, registrar: Registrar, *, step: Step, remote: Remote | None = None
-    ) -> None:
+    def __init__(self, store: Store, node: NodeRecord, own_keys: OwnKeys, *, step: Step, remote: Remote) -> None:
         """`node` is this node's record, with the address that others know by the time of `start`."""
         self._store = store
         self._node = node
-        self._registrar = registrar
+        self._own_keys = own_keys
+        self._contact = own_keys.contact
         self._step = step
-        self._remote = remote or _Nobody()
+        self._remote = remote
         self._agents, self._nodes = Mirror(AGENTS), Mirror(NODES)
         self._watches: dict[str, asyncio.Timeout] = {}
         """Of the watches that go on now: how to end each."""
@@ -93,7 +89,7 @@ class View:
         self._addresses: dict[str, str] = {}
         """Of other nodes, by node_id."""
         self._unreadable: set[str] = set()
-        registrar.overtaken = self._seen_early
+        own_keys.overtaken = self._seen_early
 
     # ---- how old ----
 
@@ -111,7 +107,7 @@ class View:
     def age_s(self) -> float:
         """Seconds since the view was known to be complete; 0 while it is looked at and found so all the time."""
         age_s = boot_time() - self.confirmed_at
-        return 0.0 if age_s <= OVERDUE_S and not self._registrar.contact.away else age_s
+        return 0.0 if age_s <= OVERDUE_S and not self._contact.away else age_s
 
     # ---- its life ----
 
@@ -125,7 +121,7 @@ class View:
         async with asyncio.TaskGroup() as group:
             for mirror in (self._nodes, self._agents):
                 group.create_task(self._keep(mirror), name=f"view-{mirror.prefix.rstrip('/')}")
-            group.create_task(self._registrar.contact.keep(self._look), name="registry-contact")
+            group.create_task(self._contact.keep(self._look), name="registry-contact")
 
     async def _keep(self, mirror: Mirror) -> None:
         """Watch a prefix; whenever that ends, for whatever reason, list it and watch again."""
@@ -135,7 +131,7 @@ class View:
                     self._watches[mirror.prefix] = watch
                     await self._watch(mirror)
             except StoreUnavailable:
-                self._registrar.contact.doubted()
+                self._contact.doubted()
             except (Compacted, TimeoutError):
                 pass
             finally:
@@ -161,7 +157,7 @@ class View:
             try:
                 await self._list(mirror)
             except StoreUnavailable:
-                self._registrar.contact.doubted()
+                self._contact.doubted()
                 await asyncio.sleep(LIST_AGAIN_S)
             else:
                 return
@@ -169,7 +165,7 @@ class View:
     async def _list(self, mirror: Mirror) -> None:
         asked_at = boot_time()
         listing = await self._store.list(mirror.prefix)
-        self._registrar.listed()
+        self._own_keys.listed()
         await self._apply(mirror, mirror.difference(listing), listed=True)
         mirror.listed(listing.revision, asked_at)
 
@@ -215,12 +211,12 @@ class View:
         if record is not None and not own:
             self._told[key] = record.generation = change.revision
             self._remote.agent_seen(state, record, change.revision)
-        self._registrar.changed(change)
+        self._own_keys.changed(change)
 
     def _other_node(self, state: State, change: Change) -> None:
         node_id = change.key.removeprefix(NODES)
         if node_id == self._node.node_id:
-            self._registrar.changed(change)
+            self._own_keys.changed(change)
             return
         record = self._readable(change, read_node)
         if record is not None:
