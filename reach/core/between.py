@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1.frame_pb2 import Frame, Signal
 from reach.core import health, links, loads, mesh, nodes, remote, replies, visiting
+from reach.core.effects import Forwarding
 
 if TYPE_CHECKING:
     from reach.core.nodes import NodePeer
@@ -72,6 +73,14 @@ def _progress(state: State, node: NodePeer, signal: Signal) -> None:
     mesh.progress(state, node, signal)
 
 
+def _forward(state: State, node: NodePeer, signal: Signal) -> None:
+    state.effects.append(Forwarding(node, forward=signal.forward))
+
+
+def _forwarded(state: State, node: NodePeer, signal: Signal) -> None:
+    state.effects.append(Forwarding(node, forwarded=signal.forwarded))
+
+
 def _goodbye(state: State, node: NodePeer, signal: Signal) -> None:
     nodes.said_goodbye(state, node, signal.goodbye)
 
@@ -81,5 +90,7 @@ _SIGNALS: dict[str, Callable[[State, NodePeer, Signal], None]] = {
     "attempt_state": _attempt_state,
     "stream_credit": _stream_credit,
     "progress": _progress,
+    "forward": _forward,
+    "forwarded": _forwarded,
     "goodbye": _goodbye,
 }

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from agentreach.v1.frame_pb2 import Forward, Forwarded
     from reach.core.agents import Agent
     from reach.core.arrivals import Arrival
     from reach.core.lanes import Lane
+    from reach.core.nodes import NodePeer
     from reach.core.peers import Peer
     from reach.core.requests import Attachment
 
@@ -31,11 +33,14 @@ class DeregisterAgent:
 
 @dataclass(frozen=True, slots=True)
 class CreatePin:
-    """Write the pin of a lane for this agent by compare-and-set, then `owners.pinned`."""
+    """Write the pin of a lane for this agent by compare-and-set, then `owners.pinned`. It names a snapshot if one is."""
 
     lane: Lane
     attachment: Attachment
     replaces_epoch: int
+    turn: int = 0
+    snapshot: str = ""
+    since: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,43 @@ class RefreshPin:
 @dataclass(frozen=True, slots=True)
 class DialNodes:
     """Other nodes came, went, or have other addresses: see that there is a link to each."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSnapshot:
+    """Keep a session's state, and have its pin name it if that still is of this epoch and of no larger turn; then
+    `moves.stored` or `moves.fenced`."""
+
+    lane: Lane
+    attachment: Attachment
+    epoch: int
+    turn: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSnapshot:
+    """Read a session's state, then `moves.loaded`."""
+
+    lane: Lane
+    reference: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropSnapshot:
+    """Nobody needs this state any more."""
+
+    reference: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarding:
+    """A node forwards a wish to this one (`forward`), answers one (`forwarded`), or its link was cut (neither)."""
+
+    node: NodePeer
+    forward: Forward | None = None
+    forwarded: Forwarded | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,4 +109,5 @@ class LogLine:
     fields: dict[str, object] = field(default_factory=dict)
 
 
-Effect = RegisterAgents | DeregisterAgent | CreatePin | RefreshPin | DialNodes | EndStream | LogLine
+SessionEffect = CreatePin | RefreshPin | StoreSnapshot | LoadSnapshot | DropSnapshot
+Effect = RegisterAgents | DeregisterAgent | SessionEffect | DialNodes | Forwarding | EndStream | LogLine

@@ -10,11 +10,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agentreach.v1 import frame_pb2 as pb
+from agentreach.v1.admin_pb2 import NodeRecord
 from agentreach.v1.frame_pb2 import Signal
 from agentreach.wire.limits import PROTOCOL_VERSION
 from agentreach.wire.names import is_name
 from reach.core import loads, remote, visiting
-from reach.core.effects import EndStream
+from reach.core.effects import EndStream, Forwarding
 from reach.core.peers import Peer
 from reach.core.ports import Identity
 
@@ -35,7 +36,7 @@ _SILENT_S = 4 * _BEAT_S  # a link that says nothing for so long is cut
 class NodePeer(Peer):
     """Another node: this end of the link to it, and its agents. It is there from the first that is heard of it on."""
 
-    __slots__ = ("address", "agents", "draining", "node_id", "since", "told", "visiting", "why_down")
+    __slots__ = ("address", "agents", "draining", "node_id", "record", "since", "told", "visiting", "why_down")
 
     def __init__(self, state: State, node_id: str) -> None:
         super().__init__(state, f"node/{node_id}", b"", Identity(tenant="", principal=f"node/{node_id}"))
@@ -43,6 +44,8 @@ class NodePeer(Peer):
         self.node_id = node_id
         self.address = ""
         """From its record in the store; empty while that is not there."""
+        self.record = NodeRecord(node_id=node_id)
+        """As it stood in the store last."""
         self.agents: dict[AgentKey, Attachment] = {}
         self.told: dict[AgentKey, AgentLoad] = {}
         """What it said last of each of its agents, also of those whose records have not come yet."""
@@ -163,6 +166,7 @@ def cut(state: State, node: NodePeer, why: str) -> None:
     node.why_down = why or "its stream ended"
     node.link.cut()
     remote.link_cut(state, node)
+    state.effects.append(Forwarding(node))
     state.log("warning", "node link cut", node=node.node_id, why=node.why_down, agents=len(node.agents))
     _check_at(state, node, state.now + state.rules.resume_window_s)
 

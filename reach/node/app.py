@@ -36,6 +36,7 @@ from reach.node.admission import Admission
 from reach.node.config import Config
 from reach.node.election import Election
 from reach.node.engine import Engine
+from reach.node.forwarding import Forwarding
 from reach.node.gauges import NodeGauges
 from reach.node.lineage_key import shared_key
 from reach.node.nodelinks import NodeLinks
@@ -109,6 +110,8 @@ async def running(config: Config) -> AsyncIterator[Node]:
         admission=admission,
         replaced=engine.replaced,
     )
+    engine.forwarding = forwarding = Forwarding(engine.step, lambda: election.leader_id, admission.admit)
+    admission.connect(forwarding)
     view = View(store, record, registrar, step=engine.step, remote=remote)
     contact = registrar.contact
     engine.use(registrar, PinBook(store, config.node_id, config.session_ttl_s, lambda: contact.away))
@@ -149,6 +152,7 @@ async def running(config: Config) -> AsyncIterator[Node]:
         await http.stop()
         await server.stop(STOP_GRACE_S)
         await store.close()
+        await forwarding.close()
         await engine.close()
 
 

@@ -29,6 +29,7 @@ from reach.core.effects import (
     DialNodes,
     Effect,
     EndStream,
+    Forwarding,
     LogLine,
     RefreshPin,
     RegisterAgents,
@@ -39,6 +40,7 @@ from reach.core.profiles import whole_timeout_ms
 from reach.core.requests import Attachment
 from reach.core.state import State
 from reach.core.store import StoreUnavailable
+from reach.node.forwarding import Forwarding as Wishes
 from reach.node.nodelinks import AcceptedNode, NodeLinks
 from reach.node.operations import Operations
 from reach.node.pins import PinBook
@@ -65,6 +67,8 @@ class Engine(Operations):
         self._pin_book: PinBook | None = None
         self.node_links: NodeLinks | None = None
         """Where there may be other nodes."""
+        self.forwarding: Wishes | None = None
+        """To the leading node, and from others to this one."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
         self._put_off = False
@@ -164,6 +168,8 @@ class Engine(Operations):
                 self._registry.register(arrival, lambda: self._registered(peer, arrival))
             case DeregisterAgent():
                 self._registry.deregister(effect)
+            case Forwarding():
+                self._forwarded(effect)
             case DialNodes():
                 if self.node_links is not None:
                     self.node_links.changed()
@@ -171,6 +177,16 @@ class Engine(Operations):
                 self._spawn(self._create_pin(effect), "create-pin")
             case RefreshPin():
                 self._spawn(self._pins.refresh(effect), "refresh-pin")
+
+    def _forwarded(self, effect: Forwarding) -> None:
+        if self.forwarding is None:
+            return
+        if effect.forward is not None:
+            self.forwarding.asked(effect.node, effect.forward)
+        elif effect.forwarded is not None:
+            self.forwarding.answered(effect.node, effect.forwarded)
+        else:
+            self.forwarding.cut(effect.node)
 
     @property
     def _registry(self) -> Registrar:
