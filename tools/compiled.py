@@ -65,6 +65,7 @@ LEFT_OUT = {
     "reach/core/shelves.py": "no message passes it while there is room",
     "reach/core/store.py": "protocols and plain values",
     "reach/core/takeover.py": "no message passes it",
+    "reach/core/watching.py": "no message passes it",
     "reach/core/waitqueue.py": "no message passes it while there is room",
 }
 KEPT = 3  # copies of former sources that stay: something may still run from them

@@ -7,7 +7,7 @@ A decision is `pool_for` (a cache hit), `balance.choose`, `reserve`.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
@@ -19,6 +19,7 @@ from reach.core.selector import ANY, Aliases, Anchor, Selector, anchors_of, pars
 
 POOLS_MAX = 1000  # selectors kept; callers invent labels and ranges, the node's memory must not follow
 RAW_TARGETS_MAX = 4096  # serialised targets whose pool is remembered; a miss costs one parse (≈ 5 µs)
+CHANGES_MAX = 10_000  # that somebody who watches may have missed; beyond, a snapshot
 HINTS_MAX = 256  # a caller that insists on a name that is not there must not make the node search each time
 
 Scope = tuple[str, str]
@@ -50,6 +51,8 @@ class Directory:
         self.aliases = aliases or Aliases()
         self.revision = 0
         """Grows with every agent that comes, goes, or changes its status or weight; not with slots."""
+        self.log: deque[tuple[str, str, str, bool]] = deque(maxlen=CHANGES_MAX)
+        """One entry a revision, the youngest last: tenant, env, agent_id, and whether it left. `watching` reads it."""
         self.avoidance = Avoidance()
         self.wanted = False
         """Somebody waits for a slot: who becomes usable is noted in `freed`, and that somebody left in `shrunk`."""
@@ -100,6 +103,7 @@ class Directory:
             self.avoidance.watch(agent)
         self._count += 1
         self.revision += 1
+        self.log.append((agent.tenant, agent.env, agent.agent_id, False))
         if self.wanted:
             self.freed.append(agent)
         if self.telling:
@@ -125,6 +129,7 @@ class Directory:
         self.avoidance.forget(agent)
         self._count -= 1
         self.revision += 1
+        self.log.append((agent.tenant, agent.env, agent.agent_id, True))
         self.shrunk = self.wanted
         if self.telling:
             self.news.append(agent)
@@ -140,6 +145,7 @@ class Directory:
                 pool.recount(agent)
             agent.status_placed, agent.weight_placed = agent.status, agent.weight
             self.revision += 1
+            self.log.append((agent.tenant, agent.env, agent.agent_id, False))
             if self.telling:
                 self.news.append(agent)
         if retier(agent) and self.wanted:

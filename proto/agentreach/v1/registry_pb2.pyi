@@ -595,12 +595,20 @@ Global___AgentChange: _TypeAlias = AgentChange  # noqa: Y015
 
 @_typing.final
 class WatchAgentsReply(_message.Message):
+    """First a snapshot, in one reply or several, or, after a revision that the node still knows, what has changed since;
+    then changes as they come: who came, left, or changed its status or weight.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     CHANGES_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
+    BEGINS_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
+    """to resume after; 0: the snapshot goes on with the next reply"""
+    begins: _builtins.bool
+    """a snapshot begins: what was told before counts no more"""
     @_builtins.property
     def snapshot(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentRecord]: ...
     @_builtins.property
@@ -611,10 +619,11 @@ class WatchAgentsReply(_message.Message):
         snapshot: _abc.Iterable[Global___AgentRecord] | None = ...,
         changes: _abc.Iterable[Global___AgentChange] | None = ...,
         revision: _builtins.int = ...,
+        begins: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "revision", b"revision", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins", b"begins", "changes", b"changes", "revision", b"revision", "snapshot", b"snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
