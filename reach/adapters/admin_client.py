@@ -7,25 +7,16 @@ from types import TracebackType
 from typing import TypeVar
 
 import grpc
-from google.protobuf.message import DecodeError, Message
-from google.rpc.status_pb2 import Status
+from google.protobuf.message import Message
 
 from agentreach.aio.options import CLIENT_OPTIONS
 from agentreach.v1 import admin_pb2 as admin
 from agentreach.v1 import registry_pb2 as registry
 from agentreach.v1.envelope_pb2 import Envelope
-from agentreach.v1.error_pb2 import INTERNAL, Error
-from agentreach.wire import errors
-from reach.core.ports import MeshFailure
+from reach.adapters.told import told
 
 M = TypeVar("M", bound=Message)
 
-_DETAILS_KEY = "grpc-status-details-bin"
-_NO_ANSWER = (
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.CANCELLED,  # a server that stops says so of the calls that it has just got
-)
 _LISTED_MAX = 100_000  # agents shown to a person at most; a mesh of more is asked with a filter
 
 
@@ -127,9 +118,9 @@ class AdminClient:
             try:
                 return await call(request, timeout=self._limit_s)
             except grpc.aio.AioRpcError as error:
-                told = _told(error)
-                if told is not None:
-                    raise told from error
+                refused = told(error)
+                if refused is not None:
+                    raise refused from error
                 await self._give_up_address()
 
     async def _give_up_address(self) -> None:
@@ -141,19 +132,3 @@ class AdminClient:
             self._at = 0
             where = ", ".join(self._addresses)
             raise NodeUnreached(f"no node answers at {where}; start one with: reach serve")
-
-
-def _told(error: grpc.aio.AioRpcError) -> MeshFailure | None:
-    """What a node said, or None if nobody there said anything."""
-    for key, value in error.trailing_metadata() or ():
-        if key == _DETAILS_KEY and isinstance(value, bytes):
-            try:
-                told = errors.from_status(Status.FromString(value))
-            except DecodeError:
-                continue
-            if told is not None:
-                return MeshFailure(told)
-    if error.code() in _NO_ANSWER:
-        return None
-    text = f"the server there is no Agent-Reach node of this version ({error.code().name}: {error.details()})"
-    return MeshFailure(Error(code=INTERNAL, message=text))

@@ -5,9 +5,11 @@ The gRPC and HTTP servers know this shape only; `reach.node.engine` fills it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Protocol
+
+from google.protobuf.message import Message
 
 from agentreach.v1 import admin_pb2 as admin
 from agentreach.v1 import registry_pb2 as registry
@@ -26,6 +28,9 @@ class Identity:
 
 ANYBODY = Identity()
 
+ASKED_ALONE = ("reach-nodes", "this")
+"""Metadata of a question that a node shall answer for itself, without asking others: another node merges."""
+
 
 class MeshFailure(Exception):
     """A call that ends with an `Error`. `items` counts the items of a streamed reply that came before it."""
@@ -35,6 +40,10 @@ class MeshFailure(Exception):
         self.error = error
         self.trace_id = trace_id
         self.items = items
+
+
+class NoAnswer(Exception):
+    """A node that was asked said nothing in time; the text says where, and what the transport knows."""
 
 
 class NodeStream(Protocol):
@@ -78,6 +87,13 @@ class Switchboard(Protocol):
         ...
 
     async def publish(self, envelope: Envelope, who: Identity, deadline_s: float | None) -> PublishReply: ...
+
+    async def everywhere(self, method: str, request: Message, own: Callable[[], Message]) -> Message:
+        """The answer of all nodes to a question of AdminService, or of the node that an order is for.
+
+        `own` gives this node's, and is asked for it first.
+        """
+        ...
 
     def explain(self, envelope: Envelope, who: Identity) -> admin.ExplainReply: ...
 

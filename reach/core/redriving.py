@@ -65,6 +65,7 @@ def _shown(state: State, letter: Letter) -> admin.DeadLetter:
         payload_bytes=letter.payload_bytes,
         redriven_as=letter.redriven_as,
         expires_at=_stamp(letter.unix + state.dead_letters.age_s),
+        node_id=state.rules.node_id,
     )
 
 

@@ -36,6 +36,7 @@ def node_seen(state: State, record: NodeRecord) -> None:
     """A node's key stands in the store."""
     if record.node_id != state.rules.node_id:
         node = nodes.of(state, record.node_id)
+        node.record = record
         if node.address != record.address:
             node.address = record.address
             state.effects.append(DialNodes())

@@ -27,6 +27,7 @@ from reach.adapters.grpc_server.server import GrpcServer
 from reach.adapters.http_server import HttpServer
 from reach.adapters.memory_store import MemoryStore
 from reach.adapters.metrics import make_registry, render
+from reach.adapters.peer_queries import PeerQueries
 from reach.core import remote, returning
 from reach.core.lineage import LineageKeys
 from reach.core.rules import Rules
@@ -36,6 +37,7 @@ from reach.node.admission import Admission
 from reach.node.config import Config
 from reach.node.election import Election
 from reach.node.engine import Engine
+from reach.node.everywhere import Everywhere
 from reach.node.forwarding import Forwarding
 from reach.node.gauges import NodeGauges
 from reach.node.lineage_key import shared_key
@@ -117,6 +119,7 @@ async def running(config: Config) -> AsyncIterator[Node]:
     engine.use(registrar, PinBook(store, config.node_id, config.session_ttl_s, lambda: contact.away))
     engine.node, engine.registry_name = record, config.registry.partition(":")[0]
     engine.leader = lambda: election.leader
+    engine.others = others = Everywhere(engine.state, PeerQueries())
     engine.registry_age, engine.registry_grace_s = lambda: view.age_s, config.registry_grace_s
     server = GrpcServer(engine, listen=config.listen)
     metrics = make_registry(NodeGauges(engine), VERSION)
@@ -151,6 +154,7 @@ async def running(config: Config) -> AsyncIterator[Node]:
         await asyncio.gather(registrar.stop(), election.stop())
         await http.stop()
         await server.stop(STOP_GRACE_S)
+        await others.close()
         await store.close()
         await forwarding.close()
         await engine.close()

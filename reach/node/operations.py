@@ -6,7 +6,11 @@ Orders are carried out in a step; what they begin goes on by itself (`reach.core
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from google.protobuf.message import Message
 
 from agentreach.v1 import admin_pb2 as admin
 from agentreach.v1 import error_pb2 as codes
@@ -19,6 +23,9 @@ from reach.core.ports import Identity, MeshFailure
 from reach.core.requests import Attachment
 from reach.core.state import State
 from reach.node.queries import Queries
+
+if TYPE_CHECKING:
+    from reach.node.everywhere import Everywhere
 
 BREAKERS_MAX = 1_000
 DRAIN_TIMEOUT_MS_MAX = 3_600_000
@@ -35,10 +42,16 @@ class Operations(Queries):
         """Set when the node was ordered to drain: whoever runs it lets it end."""
         self.leave_within_s: float | None = None
         """How long what runs may take then; None: as configured."""
+        self.others: Everywhere | None = None
+        """How other nodes are asked; None where there are none."""
 
     def step(self) -> AbstractContextManager[State]:
         """Change the state; see `Engine.step`."""
         raise NotImplementedError
+
+    async def everywhere(self, method: str, request: Message, own: Callable[[], Message]) -> Message:
+        """See `Switchboard.everywhere`."""
+        return own() if self.others is None else await self.others.ask(method, request, own)
 
     # ---- draining ----
 
@@ -48,6 +61,8 @@ class Operations(Queries):
         with self.step() as state:
             attachment = self._agent(who, request.env, request.agent_id).link
             assert isinstance(attachment, Attachment)
+            if attachment.remote:
+                raise _at_home(attachment.agent)
             drains.agent(state, attachment, limit_s, request.reason)
             return admin.DrainAgentReply(
                 in_flight=len(attachment.attempts),
@@ -95,7 +110,9 @@ class Operations(Queries):
             ]
         found.sort(key=lambda each: each[:2])
         limit = min(request.limit or BREAKERS_MAX, BREAKERS_MAX)
-        return admin.ListBreakersReply(breakers=[_told(agent, now) for _, _, agent in found[:limit]])
+        return admin.ListBreakersReply(
+            breakers=[_told(agent, now, self._state.rules.node_id) for _, _, agent in found[:limit]]
+        )
 
     def reset_breaker(self, request: admin.ResetBreakerRequest, who: Identity) -> admin.ResetBreakerReply:
         """Close an agent's breaker and forget its trips."""
@@ -116,7 +133,13 @@ class Operations(Queries):
         return agent
 
 
-def _told(agent: Agent, now: float) -> admin.BreakerInfo:
+def _at_home(agent: Agent) -> MeshFailure:
+    """It is another node's to do."""
+    text = f"{agent.agent_id} is attached to node {agent.node_id}"
+    return MeshFailure(failure(codes.NO_ROUTE, text, agent_id=agent.agent_id, details={"node_id": agent.node_id}))
+
+
+def _told(agent: Agent, now: float, node_id: str) -> admin.BreakerInfo:
     breaker = agent.breaker
     assert breaker is not None
     return admin.BreakerInfo(
@@ -125,4 +148,5 @@ def _told(agent: Agent, now: float) -> admin.BreakerInfo:
         trips=breaker.trips(now),
         next_probe_ms=int(breaker.next_probe_s(now) * 1000),
         env=agent.env,
+        node_id=node_id,
     )

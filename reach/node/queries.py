@@ -18,6 +18,7 @@ from agentreach.wire.names import normalise_env, shown
 from reach.core import route, sessions, settle
 from reach.core.agents import FULL
 from reach.core.explain import explain
+from reach.core.nodes import NodePeer
 from reach.core.pool import Pool
 from reach.core.ports import Identity, MeshFailure
 from reach.core.requests import Stage
@@ -183,7 +184,7 @@ class Queries:
         return admin.GetNodeReply(
             node=self.node,
             links=len(state.peers),
-            agents=len(state.directory),
+            agents=len(state.directory) - state.remote_agents,
             requests_in_flight=state.unsettled,
             queued=sum(len(lane.waiting) for lane in state.lanes.values()),
             registry=self.registry_name,
@@ -194,18 +195,39 @@ class Queries:
         )
 
     def list_nodes(self) -> admin.ListNodesReply:
-        """The nodes of the mesh: this one."""
-        return admin.ListNodesReply(nodes=[self.node])
+        """The nodes of the mesh as this one sees them: itself, and every other that it knows, by node_id."""
+        state, leader = self._state, self.leader()
+        found = [(self.node, self._own_state())]
+        found += [(node.record, _state_of(node, state.now)) for node in state.nodes.values()]
+        found.sort(key=lambda each: each[0].node_id)
+        return admin.ListNodesReply(
+            nodes=[record for record, _ in found],
+            states=[told for _, told in found],
+            leader_id=leader.node_id if leader is not None else "",
+            leader_since=stamp(leader.since) if leader is not None else None,
+        )
+
+    def _own_state(self) -> admin.NodeState:
+        state = self._state
+        return admin.NodeState(
+            node_id=state.rules.node_id,
+            linked=True,
+            draining=state.draining,
+            agents=len(state.directory) - state.remote_agents,
+            since_s=state.now - self.started_at,
+        )
 
     def list_sessions(self, request: admin.ListSessionsRequest, who: Identity) -> admin.ListSessionsReply:
-        """Sessions with an owner, longest idle last."""
+        """Sessions with an owner that is attached here, longest idle last."""
         state = self._state
         agent_type = request.agent_type.lower()
         lanes = [
             lane
             for lane in state.lanes.values()
             if lane.owner is not None
+            and not lane.owner.remote
             and lane.key[0] == who.tenant
+            and request.session_id in ("", lane.key[3])
             and (not agent_type or lane.key[2] == agent_type)
             and (not request.agent_id or lane.owner_id[0] == request.agent_id)
         ]
@@ -217,6 +239,9 @@ class Queries:
                     agent_id=lane.owner_id[0],
                     epoch=lane.epoch,
                     idle_s=round(state.now - lane.used_at, 3),
+                    env=lane.key[1],
+                    node_id=state.rules.node_id,
+                    waiting=len(lane.waiting),
                 )
                 for lane in lanes[: min(request.limit or SESSIONS_MAX, SESSIONS_MAX)]
             ]
@@ -243,6 +268,18 @@ def _token_read(token: str) -> tuple[str, str]:
     except (ValueError, binascii.Error):
         raise MeshFailure(failure(codes.INVALID_ENVELOPE, "page_token is not one that this node gave")) from None
     return env, agent_id
+
+
+def _state_of(node: NodePeer, now: float) -> admin.NodeState:
+    why = node.why_down or ("" if node.address else "its key in the registry is gone")
+    return admin.NodeState(
+        node_id=node.node_id,
+        linked=node.connected,
+        draining=node.draining,
+        agents=len(node.agents),
+        since_s=now - node.since,
+        why=why,
+    )
 
 
 def stamp(unix: float) -> Timestamp:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+
+from google.protobuf.message import Message
 
 from agentreach.v1 import admin_pb2 as admin
 from agentreach.v1 import registry_pb2 as registry
@@ -119,6 +121,10 @@ class RuleSwitchboard:
         """Count it as taken by one."""
         self.published.append(envelope)
         return PublishReply(matched=1, accepted=1)
+
+    async def everywhere(self, method: str, request: Message, own: Callable[[], Message]) -> Message:
+        """There are no others."""
+        return own()
 
     def explain(self, envelope: Envelope, who: Identity) -> admin.ExplainReply:
         """One candidate, chosen."""

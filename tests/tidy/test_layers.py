@@ -48,8 +48,8 @@ def _is_port(source: Source) -> bool:
     return source.path in ("reach/core/ports.py", "reach/core/store.py")
 
 
-SHARED_ADAPTERS = frozenset({"binding", "memory_keyspace"})
-"""What both servers do to take an address; the inner half of the memory store."""
+SHARED_ADAPTERS = frozenset({"binding", "memory_keyspace", "told"})
+"""What both servers do to take an address; the inner half of the memory store; what a node's refusal says."""
 
 
 def adapters_met(source: Source) -> list[str]:

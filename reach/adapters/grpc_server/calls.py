@@ -20,7 +20,7 @@ from reach.adapters.grpc_server.outcome import (
     parse,
     write,
 )
-from reach.core.ports import ANYBODY, Identity, Switchboard
+from reach.core.ports import ANYBODY, ASKED_ALONE, Identity, Switchboard
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in its stubs only
 
@@ -36,6 +36,26 @@ def query(method: str, request_type: type[M], ask: Callable[[M, Identity], Messa
     async def serve(data: bytes, context: Context) -> bytes:
         try:
             return ask(parse(request_type, data), identify(context)).SerializeToString()
+        except Exception as error:
+            failure = failure_of(error, method)
+        return await end_with(context, failure)
+
+    return grpc.unary_unary_rpc_method_handler(serve)
+
+
+def everywhere(method: str, request_type: type[M], own: Callable[[M, Identity], Message], node: Switchboard) -> Handler:
+    """A unary method that all nodes answer, or the one it is about; only this one if another node asks."""
+
+    async def serve(data: bytes, context: Context) -> bytes:
+        try:
+            request, who = parse(request_type, data), identify(context)
+            if ASKED_ALONE in (context.invocation_metadata() or ()):
+                return own(request, who).SerializeToString()
+            return (await node.everywhere(method, request, lambda: own(request, who))).SerializeToString()
+        except asyncio.CancelledError as error:
+            if cancelled_from_outside():
+                raise
+            failure = failure_of(error, method)
         except Exception as error:
             failure = failure_of(error, method)
         return await end_with(context, failure)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import grpc
 from google.protobuf.descriptor import FileDescriptor
+from google.protobuf.message import Message
 
 from agentreach.v1 import admin_pb2, mesh_pb2, peer_pb2, registry_pb2
 from agentreach.v1.envelope_pb2 import Envelope
 from reach.adapters.grpc_server import calls, connect
 from reach.adapters.grpc_server.calls import Handler, identify, query
-from reach.core.ports import Switchboard
+from reach.core.ports import Identity, Switchboard
 
 MESH = "agentreach.v1.MeshService"
 REGISTRY = "agentreach.v1.RegistryService"
@@ -47,6 +51,10 @@ def registry(node: Switchboard) -> grpc.GenericRpcHandler:
 
 def admin(node: Switchboard) -> grpc.GenericRpcHandler:
     """What operators ask."""
+
+    def everywhere(method: str, own: Callable[[Any, Identity], Message]) -> Handler:
+        return calls.everywhere(method, getattr(admin_pb2, f"{method}Request"), own, node)
+
     return _service(
         admin_pb2.DESCRIPTOR,
         "AdminService",
@@ -54,18 +62,14 @@ def admin(node: Switchboard) -> grpc.GenericRpcHandler:
             "GetNode": query("GetNode", admin_pb2.GetNodeRequest, lambda _, who: node.get_node()),
             "ListNodes": query("ListNodes", admin_pb2.ListNodesRequest, lambda _, who: node.list_nodes()),
             "Explain": query("Explain", Envelope, node.explain),
-            "GetTrace": query(
-                "GetTrace", admin_pb2.GetTraceRequest, lambda request, who: node.get_trace(request.trace_id, who)
-            ),
-            "ListSessions": query("ListSessions", admin_pb2.ListSessionsRequest, node.list_sessions),
-            "ListDeadLetters": query("ListDeadLetters", admin_pb2.ListDeadLettersRequest, node.list_dead_letters),
-            "RedriveDeadLetter": query(
-                "RedriveDeadLetter", admin_pb2.RedriveDeadLetterRequest, node.redrive_dead_letter
-            ),
-            "ListBreakers": query("ListBreakers", admin_pb2.ListBreakersRequest, node.list_breakers),
-            "ResetBreaker": query("ResetBreaker", admin_pb2.ResetBreakerRequest, node.reset_breaker),
-            "DrainAgent": query("DrainAgent", admin_pb2.DrainAgentRequest, node.drain_agent),
-            "DrainNode": query("DrainNode", admin_pb2.DrainNodeRequest, node.drain_node),
+            "GetTrace": everywhere("GetTrace", lambda request, who: node.get_trace(request.trace_id, who)),
+            "ListSessions": everywhere("ListSessions", node.list_sessions),
+            "ListDeadLetters": everywhere("ListDeadLetters", node.list_dead_letters),
+            "RedriveDeadLetter": everywhere("RedriveDeadLetter", node.redrive_dead_letter),
+            "ListBreakers": everywhere("ListBreakers", node.list_breakers),
+            "ResetBreaker": everywhere("ResetBreaker", node.reset_breaker),
+            "DrainAgent": everywhere("DrainAgent", node.drain_agent),
+            "DrainNode": everywhere("DrainNode", node.drain_node),
         },
     )
 

@@ -1,0 +1,99 @@
+"""Answers of several nodes to one question, made one. Pure.
+
+Each function takes the replies, the asked node's own first, and the limit that was asked for (0: the most that one
+node gives). Who did not answer is added by `reach.node.everywhere`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+from agentreach.v1 import admin_pb2 as admin
+from reach.core.breaker import BreakerState
+from reach.core.redriving import LISTED_BYTES_MAX, LISTED_MAX
+from reach.core.trace import FOUND_MAX
+from reach.node.operations import BREAKERS_MAX
+from reach.node.queries import SESSIONS_MAX
+
+_SEVERITY = [state.value for state in (BreakerState.OPEN, BreakerState.HALF_OPEN, BreakerState.RAMPING)]
+
+
+def traces(replies: Sequence[admin.GetTraceReply], limit: int = 0) -> admin.GetTraceReply:
+    """Each message once, with the stages of every node that it passed, by time.
+
+    A home knows a request of another node's caller as a message of its own: what it says beside its stages is less than
+    what the entry knows, whose stages begin earlier. Nodes' clocks may differ: a stage may then stand a little too
+    early or too late.
+    """
+    found: dict[tuple[str, str], list[admin.TracedMessage]] = {}
+    for message in chain.from_iterable(reply.messages for reply in replies):
+        found.setdefault((message.message_id, message.source), []).append(message)
+    merged = [_one(parts) for parts in found.values()]
+    merged.sort(key=_began_us)
+    return admin.GetTraceReply(messages=merged[-(limit or FOUND_MAX) :])
+
+
+def _one(parts: list[admin.TracedMessage]) -> admin.TracedMessage:
+    if len(parts) == 1:
+        return parts[0]
+    parts.sort(key=_began_us)
+    whole = admin.TracedMessage()
+    whole.CopyFrom(parts[0])
+    whole.outcome = parts[0].outcome if parts[0].stages else next((each.outcome for each in parts if each.outcome), "")
+    whole.agent_id = next((each.agent_id for each in parts if each.agent_id), "")
+    del whole.stages[:]
+    stages = sorted(chain.from_iterable(each.stages for each in parts), key=lambda stage: stage.at.ToNanoseconds())
+    for stage in stages:
+        at_us = stage.at.ToMicroseconds()
+        added = whole.stages.add()
+        added.CopyFrom(stage)
+        added.offset_us = at_us - stages[0].at.ToMicroseconds()
+    return whole
+
+
+def _began_us(message: admin.TracedMessage) -> int:
+    return message.stages[0].at.ToMicroseconds() if message.stages else 0
+
+
+def sessions(replies: Sequence[admin.ListSessionsReply], limit: int) -> admin.ListSessionsReply:
+    """The longest idle last. A session that is moving may be told of by both homes: the one of the later epoch counts."""
+    found: dict[tuple[str, str, str], admin.SessionInfo] = {}
+    for info in chain.from_iterable(reply.sessions for reply in replies):
+        key = (info.env, info.agent_id.partition("/")[0], info.session_id)
+        known = found.get(key)
+        if known is None or known.epoch < info.epoch:
+            found[key] = info
+    ordered = sorted(found.values(), key=lambda info: info.idle_s)
+    return admin.ListSessionsReply(sessions=ordered[: min(limit or SESSIONS_MAX, SESSIONS_MAX)])
+
+
+def breakers(replies: Sequence[admin.ListBreakersReply], limit: int) -> admin.ListBreakersReply:
+    """The worst first. Each node has its own view of an agent: one row a node."""
+    found = list(chain.from_iterable(reply.breakers for reply in replies))
+    found.sort(key=lambda info: (_severity(info.state), info.agent_id, info.node_id))
+    return admin.ListBreakersReply(breakers=found[: min(limit or BREAKERS_MAX, BREAKERS_MAX)])
+
+
+def _severity(state: str) -> int:
+    return _SEVERITY.index(state) if state in _SEVERITY else len(_SEVERITY)
+
+
+def dead_letters(replies: Sequence[admin.ListDeadLettersReply], limit: int) -> admin.ListDeadLettersReply:
+    """The youngest first, as many as fit into one answer."""
+    found = list(chain.from_iterable(reply.dead_letters for reply in replies))
+    found.sort(key=lambda letter: -letter.at.ToNanoseconds())
+    kept = sum(reply.kept for reply in replies)
+    shown = _fitting(found[: min(limit or LISTED_MAX, LISTED_MAX)], LISTED_BYTES_MAX)
+    return admin.ListDeadLettersReply(dead_letters=shown, kept=kept)
+
+
+def _fitting(letters: Iterable[admin.DeadLetter], bytes_max: int) -> list[admin.DeadLetter]:
+    fitting: list[admin.DeadLetter] = []
+    size = 0
+    for letter in letters:
+        size += letter.ByteSize()
+        if size > bytes_max:
+            break
+        fitting.append(letter)
+    return fitting
