@@ -51,6 +51,7 @@ QUICK: Mapping[str, object] = MappingProxyType(
         "warm_up_s": 0.0,
         "drain_timeout_s": 10.0,
         "node_lease_ttl_s": 2.0,
+        "election_ttl_s": 2.0,
         "log_format": "json",
     }
 )
