@@ -123,7 +123,8 @@ class MeshLink:
                 free -= 1
 
     def frame_taken(self) -> None:
-        """The writer took a frame: the outbox may have room again."""
+        """The writer took a frame: the outbox may have room again, or be empty."""
+        self._look_whether_empty()
         if self._room:
             self._give_room()
 
@@ -141,10 +142,13 @@ class MeshLink:
             self._emptied = self.loop.create_future()
             await self._emptied
 
-    def acknowledged(self) -> None:
-        """An ack came in."""
+    def _look_whether_empty(self) -> None:
         if self._emptied is not None and not self._emptied.done():
             self._emptied.set_result(None)
+
+    def acknowledged(self) -> None:
+        """An ack came in."""
+        self._look_whether_empty()
         acknowledged = self.link.acknowledged
         while self._flushes and self._flushes[0][0] <= acknowledged:
             waiter = self._flushes.popleft()[1]
@@ -238,8 +242,7 @@ class MeshLink:
         if self.outlet is not None:
             self.outlet.abandon()
             self.outlet = None
-        if self._emptied is not None and not self._emptied.done():
-            self._emptied.set_result(None)
+        self._look_whether_empty()
         self.link.cut()
         if self.failure is None:
             self._up.clear()

@@ -150,10 +150,15 @@ class Session:
 class FakeNode:
     """All sessions, and the routes between them. It is its own transport."""
 
-    def __init__(self) -> None:
+    def __init__(self, node_id: str = "fake") -> None:
+        self.node_id = node_id
         self.sessions: dict[bytes, Session] = {}
+        self.peers: list[str] = []
+        """Addresses of other nodes that it tells of."""
         self.dials = 0
         self.down = False
+        self.silent = False
+        """True: a dial is neither taken nor refused."""
         self.refuse: Refused | None = None
         self.deaf = False
         """True: what arrives is swallowed."""
@@ -174,6 +179,8 @@ class FakeNode:
     async def open(self, address: str, metadata: Sequence[tuple[str, str]]) -> FakeStream:
         self.dials += 1
         await asyncio.sleep(0)
+        if self.silent:
+            await asyncio.get_running_loop().create_future()
         if self.refuse is not None:
             raise self.refuse
         if self.down:
@@ -194,6 +201,11 @@ class FakeNode:
         self._entries.clear()
         for session in sessions:
             session.cut()
+
+    def kill(self) -> None:
+        """End as SIGKILL ends a node: nobody listens any more, and nothing is remembered."""
+        self.down = True
+        self.forget()
 
     @property
     def session(self) -> Session:
@@ -229,7 +241,8 @@ class FakeNode:
             resume_token=session.token,
             resumed=resumed,
             last_seq=session.link.last_accepted if resumed else 0,
-            node_id="fake",
+            node_id=self.node_id,
+            peers=self.peers,
             agents=attached,
             caller_id=hello.name or "caller/fake",
             heartbeat_interval_ms=self.heartbeat_interval_ms,
@@ -259,7 +272,7 @@ class FakeNode:
             for topic in signal.unsubscribe.topics:
                 session.topics.discard((signal.unsubscribe.agent_id, signal.unsubscribe.env or "production", topic))
         elif kind == "heartbeat":
-            session.signal(heartbeat_ack=frames.HeartbeatAck(unknown=self.unknown))
+            session.signal(heartbeat_ack=frames.HeartbeatAck(unknown=self.unknown, peers=self.peers))
             self.unknown = []
         elif kind == "stream_credit":
             self._credit(signal.stream_credit)
@@ -357,6 +370,25 @@ class FakeNode:
         """Answer a request with an error."""
         error = errors.failure(code, message)
         session.send(pb.Envelope(type=pb.RESPONSE, correlation_id=envelope.message_id, error=error))
+
+
+class FakeNodes:
+    """Several nodes that know nothing of one another, and the way to each by its address."""
+
+    def __init__(self, count: int) -> None:
+        self.at = {f"127.0.0.1:{7070 + 10 * n}": FakeNode(f"node-{n}") for n in range(count)}
+        self.nodes = list(self.at.values())
+        self.addresses = list(self.at)
+        self.url = ",".join(self.at)
+        self.dialled: list[str] = []
+
+    async def open(self, address: str, metadata: Sequence[tuple[str, str]]) -> FakeStream:
+        self.dialled.append(address)
+        return await self.at[address].open(address, metadata)
+
+    def elsewhere(self, than: FakeNode) -> FakeNode | None:
+        """Another node that some process is linked with."""
+        return next((node for node in self.nodes if node is not than and node.sessions), None)
 
 
 async def eventually(condition: Callable[[], bool], within_s: float = 5.0) -> None:
