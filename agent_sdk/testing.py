@@ -39,6 +39,7 @@ from reach.node.config import load
 from reach.node.election import Election
 from reach.node.engine import Engine
 from reach.node.pins import PinBook
+from reach.node.policies import Policies
 from reach.node.registrar import Registrar
 from reach.node.settings import Config
 
@@ -68,12 +69,16 @@ class InProcessNode:
         self.engine.use(
             self._registrar, PinBook(self._store, config.node_id, config.session_ttl_s, lambda: contact.away)
         )
+        self.engine.policies = self._policies = Policies(
+            self._store, self._election, self.engine.state, step=self.engine.step
+        )
         self.engine.node, self.engine.registry_name = record, config.registry
         self._duties: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Begin; then streams can be opened."""
         await self._registrar.start()
+        await self._policies.start()
         await self._election.start()
         self._duties = asyncio.create_task(self._run(), name="in-process node")
 
@@ -81,6 +86,7 @@ class InProcessNode:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._registrar.run(), name="registrar")
             group.create_task(self._election.run(), name="election")
+            group.create_task(self._policies.run(), name="policies")
 
     async def stop(self) -> None:
         """End at once, without a goodbye."""

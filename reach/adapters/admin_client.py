@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TypeVar
 
@@ -87,6 +87,27 @@ class AdminClient:
         """One agent's record."""
         request = registry.GetAgentRequest(agent_id=agent_id, env=env)
         return await self._call("RegistryService/GetAgent", request, registry.AgentRecord)
+
+    async def get_version_policy(self, agent_type: str, env: str = "") -> registry.VersionPolicy:
+        """Which versions of a type are preferred; version 0: there is no policy."""
+        request = registry.GetVersionPolicyRequest(agent_type=agent_type, env=env)
+        reply = await self._call("RegistryService/GetVersionPolicy", request, registry.GetVersionPolicyReply)
+        return reply.policy
+
+    async def set_version_policy(self, policy: registry.VersionPolicy) -> registry.VersionPolicy:
+        """Set it in place of its `version`; the policy with its new one."""
+        request = registry.SetVersionPolicyRequest(policy=policy)
+        reply = await self._call("RegistryService/SetVersionPolicy", request, registry.SetVersionPolicyReply)
+        return reply.policy
+
+    async def get_config(self, name: str) -> admin.GetConfigReply:
+        """What is set for agents under a name."""
+        return await self._call("AdminService/GetConfig", admin.GetConfigRequest(name=name), admin.GetConfigReply)
+
+    async def set_config(self, name: str, settings: Mapping[str, str], version: int = 0) -> int:
+        """Set it in place of `version`; the new one."""
+        request = admin.SetConfigRequest(name=name, settings=settings, version=version)
+        return (await self._call("AdminService/SetConfig", request, admin.SetConfigReply)).version
 
     async def drain_agent(self, request: admin.DrainAgentRequest) -> admin.DrainAgentReply:
         """Have an agent finish and leave; returns when that has begun."""

@@ -129,6 +129,24 @@ class Switchboard(Protocol):
         self, request: registry.ListCapabilitiesRequest, who: Identity
     ) -> registry.ListCapabilitiesReply: ...
 
+    def watch_agents(
+        self, request: registry.WatchAgentsRequest, who: Identity
+    ) -> AsyncGenerator[registry.WatchAgentsReply, None]:
+        """All agents, then what changes. Closing the generator ends it."""
+        ...
+
+    async def set_version_policy(
+        self, request: registry.SetVersionPolicyRequest, who: Identity
+    ) -> registry.SetVersionPolicyReply: ...
+
+    def get_version_policy(
+        self, request: registry.GetVersionPolicyRequest, who: Identity
+    ) -> registry.GetVersionPolicyReply: ...
+
+    async def set_config(self, request: admin.SetConfigRequest, who: Identity) -> admin.SetConfigReply: ...
+
+    def get_config(self, request: admin.GetConfigRequest, who: Identity) -> admin.GetConfigReply: ...
+
     @property
     def ready(self) -> bool:
         """True while the node takes new work: registry known and fresh enough, not draining, loop not stuck."""

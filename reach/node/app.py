@@ -43,6 +43,7 @@ from reach.node.gauges import NodeGauges
 from reach.node.lineage_key import shared_key
 from reach.node.nodelinks import NodeLinks
 from reach.node.pins import PinBook
+from reach.node.policies import Policies, wishes
 from reach.node.registrar import Registrar
 from reach.node.view import View
 
@@ -112,8 +113,11 @@ async def running(config: Config) -> AsyncIterator[Node]:
         admission=admission,
         replaced=engine.replaced,
     )
-    engine.forwarding = forwarding = Forwarding(engine.step, lambda: election.leader_id, admission.admit)
+    engine.policies = policies = Policies(store, election, engine.state, step=engine.step)
+    leads = wishes(admission, policies)
+    engine.forwarding = forwarding = Forwarding(engine.step, lambda: election.leader_id, leads)
     admission.connect(forwarding)
+    policies.connect(forwarding)
     view = View(store, record, registrar, step=engine.step, remote=remote)
     contact = registrar.contact
     engine.use(registrar, PinBook(store, config.node_id, config.session_ttl_s, lambda: contact.away))
@@ -121,6 +125,7 @@ async def running(config: Config) -> AsyncIterator[Node]:
     engine.leader = lambda: election.leader
     engine.others = others = Everywhere(engine.state, PeerQueries())
     engine.registry_age, engine.registry_grace_s = lambda: view.age_s, config.registry_grace_s
+    engine.registry_revision, engine.look_up = lambda: view.revision, view.look_up
     server = GrpcServer(engine, listen=config.listen)
     metrics = make_registry(NodeGauges(engine), VERSION)
     http = HttpServer(listen=config.http, metrics=lambda: render(metrics), unready_reason=lambda: engine.unready_reason)
@@ -136,11 +141,12 @@ async def running(config: Config) -> AsyncIterator[Node]:
             record.http_address = node.http_address = http.address
         await registrar.start()
         await view.start()
+        await policies.start()
         await election.start()
         engine.starting = False
         with engine.step() as state:
             returning.opened(state)
-        duties = asyncio.create_task(_duties(registrar, view, node_links, election), name="duties")
+        duties = asyncio.create_task(_duties(registrar, view, node_links, election, policies), name="duties")
         duties.add_done_callback(lambda task: _duty_ended(task, node.broken))
         yield node
         server.set_serving(False)
@@ -160,13 +166,16 @@ async def running(config: Config) -> AsyncIterator[Node]:
         await engine.close()
 
 
-async def _duties(registrar: Registrar, view: View, node_links: NodeLinks, election: Election) -> None:
+async def _duties(
+    registrar: Registrar, view: View, node_links: NodeLinks, election: Election, policies: Policies
+) -> None:
     """What a node does for the registry, and for other nodes, as long as it lives."""
     async with asyncio.TaskGroup() as group:
         group.create_task(registrar.run(), name="registrar")
         group.create_task(view.run(), name="view")
         group.create_task(election.run(), name="election")
         group.create_task(node_links.run(), name="node-links")
+        group.create_task(policies.run(), name="policies")
 
 
 def _node_record(config: Config) -> NodeRecord:

@@ -42,9 +42,9 @@ from reach.core.state import State
 from reach.core.store import StoreUnavailable
 from reach.node.forwarding import Forwarding as Wishes
 from reach.node.nodelinks import AcceptedNode, NodeLinks
-from reach.node.operations import Operations
 from reach.node.pins import PinBook
 from reach.node.registrar import Registrar
+from reach.node.steering import Steering
 from reach.node.streams import Carrier, Stream
 
 log = structlog.get_logger("reach")
@@ -55,7 +55,7 @@ _STALL_S = 0.5  # a loop that stood still for so long has answers to read before
 _READ_S = 0.1  # for that; a loop that stands still again and again puts off every second tick only
 
 
-class Engine(Operations):
+class Engine(Steering):
     """One node at work; implements `reach.core.ports.Switchboard`. Make it inside a running event loop."""
 
     def __init__(self, state: State, *, hello_timeout_s: float = limits.HELLO_TIMEOUT_S) -> None:
@@ -122,6 +122,8 @@ class Engine(Operations):
                 if isinstance(call.waiter, asyncio.Event):
                     call.waiter.set()
             state.calls.clear()
+        if self._watchers:
+            self._wake_watchers()
         if state.draining and not state.unsettled:
             self._settled.set()
         self._arm(state)

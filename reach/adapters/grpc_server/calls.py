@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, TypeAlias
 
@@ -61,6 +61,46 @@ def everywhere(method: str, request_type: type[M], own: Callable[[M, Identity], 
         return await end_with(context, failure)
 
     return grpc.unary_unary_rpc_method_handler(serve)
+
+
+def order(method: str, request_type: type[M], carry_out: Callable[[M, Identity], Awaitable[Message]]) -> Handler:
+    """A unary method that is answered when something has been done. The client's cancelling ends the wait only."""
+
+    async def serve(data: bytes, context: Context) -> bytes:
+        try:
+            return (await carry_out(parse(request_type, data), identify(context))).SerializeToString()
+        except asyncio.CancelledError as error:
+            if cancelled_from_outside():
+                raise
+            failure = failure_of(error, method)
+        except Exception as error:
+            failure = failure_of(error, method)
+        return await end_with(context, failure)
+
+    return grpc.unary_unary_rpc_method_handler(serve)
+
+
+def watch(
+    method: str, request_type: type[M], follow: Callable[[M, Identity], AsyncGenerator[Message, None]]
+) -> Handler:
+    """A method that answers again and again until the client has enough, or the node ends it with an error."""
+
+    async def serve(data: bytes, context: Context) -> None:
+        try:
+            async with aclosing(follow(parse(request_type, data), identify(context))) as replies:
+                async for reply in replies:
+                    if not await write(context, reply.SerializeToString()):
+                        return
+            return
+        except asyncio.CancelledError as error:
+            if cancelled_from_outside():
+                raise
+            failure = failure_of(error, method)
+        except Exception as error:
+            failure = failure_of(error, method)
+        await end_with(context, failure)
+
+    return grpc.unary_stream_rpc_method_handler(serve)
 
 
 def message_call(
