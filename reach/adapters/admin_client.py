@@ -83,6 +83,18 @@ class AdminClient:
         """The node that answers."""
         return await self._call("AdminService/GetNode", admin.GetNodeRequest(), admin.GetNodeReply)
 
+    async def list_nodes(self) -> admin.ListNodesReply:
+        """The nodes of the mesh, as the one that answers sees them."""
+        return await self._call("AdminService/ListNodes", admin.ListNodesRequest(), admin.ListNodesReply)
+
+    async def list_sessions(self, request: admin.ListSessionsRequest) -> admin.ListSessionsReply:
+        """Conversations with their owners."""
+        return await self._call("AdminService/ListSessions", request, admin.ListSessionsReply)
+
+    async def release_session(self, request: admin.ReleaseSessionRequest) -> admin.ReleaseSessionReply:
+        """Have a conversation leave its agent; returns when that has begun."""
+        return await self._call("AdminService/ReleaseSession", request, admin.ReleaseSessionReply)
+
     async def get_agent(self, agent_id: str, env: str = "") -> registry.AgentRecord:
         """One agent's record."""
         request = registry.GetAgentRequest(agent_id=agent_id, env=env)

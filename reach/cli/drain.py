@@ -17,6 +17,7 @@ from reach.cli.times import Seconds
 if TYPE_CHECKING:
     from reach.adapters.admin_client import AdminClient
 
+_REACHED = ""  # --node without an id
 _LOOK_EVERY_S = 0.2
 _MARGIN_S = 15.0  # after the time of the drain: for cancelled handlers, and for the process to end
 
@@ -34,7 +35,14 @@ class _Begun:
 
 @click.command()
 @click.argument("agent_id", required=False, metavar="AGENT_ID")
-@click.option("--node", is_flag=True, help="Drain the node that is reached, not an agent. Its process ends then.")
+@click.option(
+    "--node",
+    "node_id",
+    is_flag=False,
+    flag_value=_REACHED,
+    metavar="[ID]",
+    help="Drain this node (without ID: the one that is reached), not an agent. Its process ends then.",
+)
 @click.option("--env", default="", metavar="NAME", help="The agent's environment.  [default: production]")
 @click.option("--reason", default="", metavar="TEXT", help="Why; for the logs of the node and of the agent.")
 @click.option(
@@ -46,21 +54,24 @@ class _Begun:
 @click.option("--no-wait", is_flag=True, help="Do not wait until it has left.")
 @targets.url
 @as_json
-def drain(agent_id: str | None, node: bool, url: str | None, json_wanted: bool, no_wait: bool, **how: Any) -> None:
+def drain(
+    agent_id: str | None, node_id: str | None, url: str | None, json_wanted: bool, no_wait: bool, **how: Any
+) -> None:
     """Take an agent out of service: no new work at once, what runs may end, then it leaves and its process ends with 0.
 
-    Its conversations go on with other agents. With --node the node that answers does the same, as if it got SIGTERM:
-    no new requests, what runs may end, then its process ends. Whoever supervises the process starts it again.
+    Its conversations go on with other agents. With --node a node does the same, as if it got SIGTERM: no new requests,
+    what runs may end, then its process ends. Whoever supervises the process starts it again.
 
     \b
     Examples:
       reach drain extractor/7f9c5d --reason 'new version'
-      reach drain --node --timeout 30
+      reach drain --node node-2 --timeout 30
+      reach drain --node
     """
-    if node == bool(agent_id):
-        raise click.UsageError("say what to drain: AGENT_ID, or --node for the node that is reached")
+    if (node_id is None) == (not agent_id):
+        raise click.UsageError("say what to drain: AGENT_ID, or --node for a node")
     began = time.monotonic()
-    begun, left = ending.run(_drain(agent_id or "", url, no_wait, how))
+    begun, left = ending.run(_drain(agent_id or "", node_id or _REACHED, url, no_wait, how))
     took_s = time.monotonic() - began
     if json_wanted:
         print_json(
@@ -79,19 +90,21 @@ def drain(agent_id: str | None, node: bool, url: str | None, json_wanted: bool, 
         raise Ended(f"{begun.name} has not left in {duration(took_s)}; see its log", Exit.MESH_ERROR)
 
 
-async def _drain(agent_id: str, url: str | None, no_wait: bool, how: dict[str, Any]) -> tuple[_Begun, bool]:
+async def _drain(
+    agent_id: str, node_id: str, url: str | None, no_wait: bool, how: dict[str, Any]
+) -> tuple[_Begun, bool]:
     from reach.adapters.admin_client import AdminClient
 
     async with AdminClient(targets.node_addresses(url)) as client:
         if agent_id:
             begun = await _agent(client, agent_id, **how)
         else:
-            begun = await _node(client, how["reason"], how["timeout"])
+            begun = await _node(client, node_id, how["reason"], how["timeout"])
         sessions = f", {begun.sessions} sessions" if agent_id else ""
         note(f"{begun.name} drains: {begun.in_flight} requests in flight{sessions}, up to {duration(begun.limit_s)}")
         give_up = time.monotonic() + begun.limit_s + _MARGIN_S
         while not no_wait and time.monotonic() < give_up:
-            if await (_agent_left(client, begun, how["env"]) if agent_id else _node_left(client, begun)):
+            if await (_agent_left(client, begun, how["env"]) if agent_id else _node_left(client, begun, node_id)):
                 return begun, True
             await asyncio.sleep(_LOOK_EVERY_S)
         return begun, False
@@ -106,12 +119,21 @@ async def _agent(client: AdminClient, agent_id: str, env: str, reason: str, time
     return _Begun(agent_id, reply.in_flight, reply.sessions, reply.timeout_ms / 1000, reply.incarnation)
 
 
-async def _node(client: AdminClient, reason: str, timeout: float | None) -> _Begun:
+async def _node(client: AdminClient, node_id: str, reason: str, timeout: float | None) -> _Begun:
     from agentreach.v1.admin_pb2 import DrainNodeRequest
 
-    incarnation = (await client.get_node()).node.incarnation
-    reply = await client.drain_node(DrainNodeRequest(reason=reason, timeout_ms=int((timeout or 0) * 1000)))
+    incarnation = await _incarnation(client, node_id)
+    request = DrainNodeRequest(node_id=node_id, reason=reason, timeout_ms=int((timeout or 0) * 1000))
+    reply = await client.drain_node(request)
     return _Begun(f"node {reply.node_id}", reply.in_flight, 0, reply.timeout_ms / 1000, incarnation)
+
+
+async def _incarnation(client: AdminClient, node_id: str) -> bytes:
+    """Which start of the node there is now; empty if there is none."""
+    if node_id == _REACHED:
+        return (await client.get_node()).node.incarnation
+    found = (await client.list_nodes()).nodes
+    return next((record.incarnation for record in found if record.node_id == node_id), b"")
 
 
 async def _agent_left(client: AdminClient, begun: _Begun, env: str) -> bool:
@@ -128,11 +150,11 @@ async def _agent_left(client: AdminClient, begun: _Begun, env: str) -> bool:
     return record.incarnation != begun.incarnation
 
 
-async def _node_left(client: AdminClient, begun: _Begun) -> bool:
-    """Nobody answers at its address any more, or a successor does."""
+async def _node_left(client: AdminClient, begun: _Begun, node_id: str) -> bool:
+    """It is not among the nodes any more, nobody answers at the address of the one that was reached, or a successor."""
     from reach.adapters.admin_client import NodeUnreached
 
     try:
-        return (await client.get_node()).node.incarnation != begun.incarnation
+        return await _incarnation(client, node_id) != begun.incarnation
     except NodeUnreached:
         return True

@@ -18,7 +18,9 @@ from reach.cli.demo import demo
 from reach.cli.drain import drain
 from reach.cli.ending import Ended
 from reach.cli.explain import explain
+from reach.cli.nodes import nodes
 from reach.cli.serve import serve
+from reach.cli.sessions import sessions
 from reach.cli.test_agent import test_agent
 from reach.cli.trace import trace
 from reach.cli.version import show_version, version
@@ -57,7 +59,12 @@ def reach() -> None:
     """
 
 
-for command in (serve, demo, test_agent, agents, call, explain, trace, breakers, dead, drain, check_config, version):
+_COMMANDS: tuple[click.Command, ...] = (
+    serve, demo, test_agent,
+    agents, nodes, sessions, call, explain, trace, breakers, dead, drain,
+    check_config, version,
+)  # fmt: skip
+for command in _COMMANDS:
     reach.add_command(command)
 
 

@@ -57,7 +57,7 @@ def _began_us(message: admin.TracedMessage) -> int:
 
 
 def sessions(replies: Sequence[admin.ListSessionsReply], limit: int) -> admin.ListSessionsReply:
-    """The longest idle last. A session that is moving may be told of by both homes: the one of the later epoch counts."""
+    """The longest idle last. Two homes may tell of a session that moves: the one of the later epoch counts."""
     found: dict[tuple[str, str, str], admin.SessionInfo] = {}
     for info in chain.from_iterable(reply.sessions for reply in replies):
         key = (info.env, info.agent_id.partition("/")[0], info.session_id)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable
+import contextlib
+from collections.abc import Awaitable, Callable
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -15,7 +16,7 @@ from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.wire.checks import request_fault, target_fault
 from agentreach.wire.errors import failure
 from agentreach.wire.names import normalise_env, shown
-from reach.core import route, sessions, settle
+from reach.core import lookups, route, sessions, settle
 from reach.core.agents import FULL
 from reach.core.explain import explain
 from reach.core.nodes import NodePeer
@@ -23,6 +24,7 @@ from reach.core.pool import Pool
 from reach.core.ports import Identity, MeshFailure
 from reach.core.requests import Stage
 from reach.core.state import State
+from reach.core.store import StoreUnavailable
 from reach.core.trace import to_proto
 from reach.node.election import Leader
 
@@ -41,6 +43,10 @@ class Queries:
         self.registry_name = "memory"
         self.registry_age: Callable[[], float] = lambda: 0.0
         self.registry_grace_s = 60.0
+        self.registry_revision: Callable[[], int] = lambda: state.directory.revision
+        """Of the store, of which the view is a true picture."""
+        self.look_up: Callable[[str, str, str], Awaitable[bool]] | None = None
+        """Read one agent's record in the store (tenant, env, agent_id): `View.look_up`."""
         self.leader: Callable[[], Leader | None] = lambda: None
         """Who leads, as far as this node knows."""
         self.started_at = state.now
@@ -83,14 +89,18 @@ class Queries:
             agents=[agent.to_record() for agent in found[:PAGE_SIZE]], revision=self._revision(), age_ms=self._age_ms()
         )
 
-    def get_agent(self, request: registry.GetAgentRequest, who: Identity) -> registry.AgentRecord:
-        """One agent's record."""
-        agent = self._state.directory.get(who.tenant, normalise_env(request.env), request.agent_id)
+    async def get_agent(self, request: registry.GetAgentRequest, who: Identity) -> registry.AgentRecord:
+        """One agent's record. If the view is old, the store is asked for those that are not this node's own."""
+        state, key = self._state, (who.tenant, normalise_env(request.env), request.agent_id)
+        agent, age_s, looked_up = state.directory.get(*key), self.registry_age(), False
+        own = agent is not None and agent.node_id == state.rules.node_id
+        if age_s > lookups.OLD_S and not own and self.look_up is not None:
+            with contextlib.suppress(StoreUnavailable):
+                agent = state.directory.get(*key) if await self.look_up(*key) else None
+                looked_up = True
         if agent is None:
-            env = normalise_env(request.env)
-            raise MeshFailure(
-                failure(codes.NO_ROUTE, f"no agent {shown(request.agent_id)} in env {env[:100]}; see: reach agents")
-            )
+            said = f"no agent {shown(request.agent_id)} in env {key[1][:100]}; see: reach agents"
+            raise MeshFailure(lookups.unknown(state, said, age_s=0.0 if looked_up else age_s))
         return agent.to_record()
 
     def list_agents(self, request: registry.ListAgentsRequest, who: Identity) -> registry.ListAgentsReply:
@@ -153,7 +163,9 @@ class Queries:
             warm_up_s=state.rules.warm_up_s,
             version_policies=state.version_policies,
         )
-        return found.to_reply(self._age_ms())
+        reply = found.to_reply(self._age_ms())
+        reply.revision = self._revision()
+        return reply
 
     def _pin(self, envelope: Envelope, pool: Pool, tenant: str, env: str) -> str | None:
         """The owner of the message's session; as a side effect the target names the type that the session is for."""
@@ -195,10 +207,12 @@ class Queries:
         )
 
     def list_nodes(self) -> admin.ListNodesReply:
-        """The nodes of the mesh as this one sees them: itself, and every other that it knows, by node_id."""
+        """The nodes of the mesh as this one sees them: itself, and every other that is registered or linked, by id."""
         state, leader = self._state, self.leader()
         found = [(self.node, self._own_state())]
-        found += [(node.record, _state_of(node, state.now)) for node in state.nodes.values()]
+        found += [
+            (node.record, _state_of(node, state.now)) for node in state.nodes.values() if node.address or node.connected
+        ]
         found.sort(key=lambda each: each[0].node_id)
         return admin.ListNodesReply(
             nodes=[record for record, _ in found],
@@ -248,7 +262,7 @@ class Queries:
         )
 
     def _revision(self) -> int:
-        return self._state.directory.revision
+        return self.registry_revision()
 
     def _age_ms(self) -> int:
         return int(self.registry_age() * 1000)

@@ -123,6 +123,16 @@ def test_agents_are_listed_as_a_plain_table_into_a_pipe_and_as_json(node: str) -
     assert listed[0]["inFlight"] == 0  # defaults are written out
 
 
+def test_nodes_and_sessions_are_listed_as_tables_and_as_json(node: str) -> None:
+    result = run("nodes", "--url", node)
+    assert result.returncode == 0, result.stderr
+    assert "NODE" in result.stdout and "n1" in result.stdout and "\x1b" not in result.stdout
+    assert json.loads(run("nodes", "--json", REACH_URL=node).stdout)["nodes"][0]["nodeId"] == "n1"
+    result = run("sessions", "--url", node)
+    assert (result.returncode, result.stdout) == (0, "") and "no agent holds such a session" in result.stderr
+    assert json.loads(run("sessions", "--json", REACH_URL=node).stdout)["sessions"] == []
+
+
 def test_explain_shows_the_choice(node: str) -> None:
     result = run("explain", "--url", node, "--capability", "echo")
     assert result.returncode == 0, result.stderr
@@ -163,6 +173,7 @@ def test_a_drain_is_begun_and_what_runs_is_told(node: str) -> None:
         (["drain"], "AGENT_ID, or --node"),
         (["drain", "echo/1", "--node"], "AGENT_ID, or --node"),
         (["drain", "echo/1", "--timeout", "0"], "above 0 and at most 3600"),
+        (["sessions", "release", "ada"], "Missing option '--type'"),
         (["dead", "list", "--limit", "99999999999999999999"], "not in the range"),
         (["breakers", "--limit", "99999999999999999999"], "not in the range"),
         (["call", "-c", "echo", "--timeout", "0", "x"], "'0' is not a number of seconds above 0"),
