@@ -92,11 +92,11 @@ def choose(
     return None
 
 
-def choose_owner(pool: Pool, session_id: str | bytes) -> Agent | None:
+def choose_owner(pool: Pool, session_id: str | bytes, exclude: Collection[str] = frozenset()) -> Agent | None:
     """The owner for a session that has none: by ring over the healthy members, with bounded load in pinned sessions.
 
     Slots do not count: a session's messages wait in its lane. Degraded members only if no healthy one is left, and
-    nobody whose breaker is open.
+    nobody whose breaker is open, or whose agent_id is in `exclude`.
     """
     broken = pool.tiers[BROKEN].agents
     for status in (HEALTHY, DEGRADED):
@@ -104,22 +104,27 @@ def choose_owner(pool: Pool, session_id: str | bytes) -> Agent | None:
         if broken:
             weight -= sum(agent.weight_placed for agent in broken if agent.status_placed == status)
         if weight:
-            return _owner_of_status(pool, session_id, status, weight)
+            agent = _owner_of_status(pool, session_id, status, weight, exclude)
+            if agent is not None:
+                return agent
     return None
 
 
-def _owner_of_status(pool: Pool, session_id: str | bytes, status: int, weight: int) -> Agent:
+def _owner_of_status(
+    pool: Pool, session_id: str | bytes, status: int, weight: int, exclude: Collection[str]
+) -> Agent | None:
     members = pool.members
     name = pool.ring.pick_bounded(
         session_id,
         load=lambda name: members[name].pinned_sessions,
         total=pool.pinned[status],
-        usable=lambda name: members[name].status == status and not members[name].shut,
+        usable=lambda name: members[name].status == status and not members[name].shut and name not in exclude,
         weight_usable=weight,
     )
     if name is not None:
         return members[name]
-    return _by_rendezvous(session_id, [agent for agent in pool if agent.status == status and not agent.shut])
+    others = [agent for agent in pool if agent.status == status and not agent.shut and agent.agent_id not in exclude]
+    return _by_rendezvous(session_id, others) if others else None
 
 
 def _choose_excluding(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from agentreach.v1 import frame_pb2 as pb
 from agentreach.v1.frame_pb2 import Signal
-from reach.core import breakers, events, health, losses, owners
+from reach.core import breakers, events, health, leaving, losses, owners
 from reach.core.effects import DeregisterAgent
 from reach.core.peers import Peer
 from reach.core.requests import Attachment
@@ -23,6 +23,8 @@ def detach(state: State, peer: Peer, message: pb.Detach) -> None:
     """The process takes one of its agents off the link."""
     attachment = peer.attachment(message.agent_id, message.env)
     if attachment is not None:
+        if message.after_moves and leaving.depart(state, attachment, message.reason):
+            return
         dismiss(state, attachment, f"detached ({message.reason[:100] or 'no reason given'})", said_goodbye=True)
     signal = pb.Detached(agent_id=message.agent_id, code=pb.Goodbye.NORMAL)
     peer.link.signal(Signal(detached=signal))

@@ -3,7 +3,7 @@
 A drained agent gets no new work from this moment on, whatever it says of itself. Its process is told (`drain`), ends
 what it works on and detaches. A process that does not understand is detached (`DRAINED`) as soon as it works on
 nothing, what it brought along from before included; and any process when its time and the grace of a cancel are over.
-Its conversations go on with other owners once their running turn is over: that is `lanes`' and `owners`' to decide.
+Its conversations move to other owners, each once its running turn is over: that is for `leaving` and `moves` to decide.
 Sending an agent away is `departures`'.
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from agentreach.v1 import frame_pb2 as pb
 from agentreach.v1.frame_pb2 import Signal
 from agentreach.v1.registry_pb2 import DRAINING
-from reach.core import departures, elsewhere, health
+from reach.core import departures, elsewhere, health, leaving
 from reach.core.requests import Attachment
 
 if TYPE_CHECKING:
@@ -41,8 +41,10 @@ def agent(state: State, attachment: Attachment, limit_s: float, reason: str) -> 
     former, record = attachment.drain, attachment.agent
     drain = attachment.drain = Drain(attachment, state.now + limit_s, reason[:REASON_CHARS_MAX])
     state.log("info", "agent drains", agent=record.agent_id, limit_s=limit_s, why=drain.reason)
+    attachment.keeps_sessions = False
     if former is None:
         health.said(state, attachment, DRAINING)
+        leaving.begin(state, attachment)
     peer = attachment.peer
     order = pb.Drain(agent_id=record.agent_id, env=record.env, deadline_ms=int(limit_s * 1000), reason=drain.reason)
     peer.link.signal(Signal(drain=order))
@@ -56,7 +58,7 @@ def on_timer(state: State, drain: Drain) -> None:
     record, peer = attachment.agent, attachment.peer
     if attachment.drain is not drain or peer.attachments.get((record.env, record.agent_id)) is not attachment:
         return
-    if (attachment.attempts or attachment.held) and state.now < drain.until + state.rules.cancel_grace_s:
+    if leaving.is_busy(state, attachment) and state.now < drain.until + state.rules.cancel_grace_s:
         state.checks.schedule(drain, state.now + LOOK_S)
         return
     departures.dismiss(state, attachment, f"drained ({drain.reason or 'no reason given'})")

@@ -33,13 +33,14 @@ class DeregisterAgent:
 
 @dataclass(frozen=True, slots=True)
 class CreatePin:
-    """Write the pin of a lane for this agent by compare-and-set, then `owners.pinned`. It names a snapshot if one is."""
+    """Write the pin of a lane for this agent by compare-and-set, then `owners.pinned`; it names what is stored."""
 
     lane: Lane
     attachment: Attachment
     replaces_epoch: int
     turn: int = 0
     snapshot: str = ""
+    since: int = 0
     since: int = 0
 
 
@@ -90,6 +91,34 @@ class Forwarding:
     node: NodePeer
     forward: Forward | None = None
     forwarded: Forwarded | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSnapshot:
+    """Keep a session's state, and have its pin name it if that still is of this epoch and of no larger turn; then
+    `moves.stored` or `moves.fenced`."""
+
+    lane: Lane
+    attachment: Attachment
+    epoch: int
+    turn: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSnapshot:
+    """Read a session's state, then `moves.loaded`."""
+
+    lane: Lane
+    reference: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropSnapshot:
+    """Nobody needs this state any more."""
+
+    reference: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from agentreach.v1 import frame_pb2 as pb
 from agentreach.v1.frame_pb2 import Signal
 from agentreach.v1.registry_pb2 import AgentStatus
-from reach.core import again, breakers, owners, remote, returning
+from reach.core import again, breakers, leaving, owners, remote, returning
 from reach.core.agents import DEGRADED, DRAINING, HEALTHY, STARTING, UNREACHABLE
 from reach.core.requests import Attachment, Request
 
@@ -71,6 +71,8 @@ def set_status(state: State, attachment: Attachment, status: int) -> None:
     agent.status = status
     state.directory.changed(agent)
     owners.changed(state, attachment)
+    if status == DRAINING:
+        leaving.begin(state, attachment)
     if status == HEALTHY:
         returning.stir(state)
 

@@ -14,12 +14,14 @@ from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.wire.errors import failure
-from reach.core import again, breakers, deadlines, loops, owners, route, settle
+from reach.core import again, breakers, deadlines, leaving, loops, moves, owners, route, settle
 from reach.core.agents import DEGRADED, DRAINING, HEALTHY, Agent
+from reach.core.effects import DropSnapshot
 from reach.core.requests import Attachment, Request, Stage
 
 if TYPE_CHECKING:
     from agentreach.policy.wheel import Token
+    from reach.core.moving import Move
     from reach.core.state import State
 
 LaneKey = tuple[str, str, str, str]  # tenant, env, agent_type, session_id
@@ -36,12 +38,17 @@ class Lane:
         "event",
         "in_turn",
         "key",
+        "move",
         "owner",
         "owner_id",
         "pinning",
         "refreshed_at",
         "running",
+        "since",
+        "snapshot",
+        "storing",
         "timer",
+        "turn",
         "used_at",
         "waiting",
     )
@@ -54,8 +61,17 @@ class Lane:
         self.owner_id: tuple[str, bytes] = ("", b"")
         """(agent_id, incarnation) of the pin."""
         self.epoch = 0
+        self.since = 0
+        """The epoch with which its present state began: who knows this one or a later one has lost nothing."""
         self.pinning = False
         """A pin is being written."""
+        self.move: Move | None = None
+        """It is on its way to another owner."""
+        self.turn = 0
+        self.snapshot = ""
+        """The state that the pin names: of which turn, and where it is; empty: none."""
+        self.storing = 0
+        """States of it that are being stored."""
         self.in_turn = False
         """It stands in its owner's queue for a slot."""
         self.event = 0
@@ -81,7 +97,10 @@ def lane_of(state: State, key: LaneKey) -> Lane | None:
 def watch(state: State, lane: Lane) -> None:
     """Set the lane's one timer: the awaited owner's time, else the end of the session's time to live."""
     when = max(lane.used_at + state.rules.session_ttl_s, state.now)
-    if lane.awaited_until > state.now:
+    move = lane.move
+    if move is not None:
+        when = max(when, state.now + owners.REFRESH_S) if move.until is None else max(move.until, state.now)
+    elif lane.awaited_until > state.now:
         when = min(when, lane.awaited_until, state.now + AWAITED_LOOK_S)
     elif lane.waiting or lane.running or lane.pinning:
         when = max(when, state.now + owners.REFRESH_S)
@@ -91,6 +110,8 @@ def watch(state: State, lane: Lane) -> None:
 
 
 def _forget(state: State, lane: Lane) -> None:
+    if lane.owner is not None and lane.snapshot:
+        state.effects.append(DropSnapshot(lane.snapshot))
     owners.disown(state, lane)
     if lane.timer is not None:
         state.checks.cancel(lane.timer, lane)
@@ -100,7 +121,7 @@ def _forget(state: State, lane: Lane) -> None:
 
 def forget_if_unknown(state: State, lane: Lane) -> None:
     """Keep no lane of a session that never got an owner: callers can invent as many as they like."""
-    known = lane.owner is not None or lane.epoch or lane.pinning or lane.waiting or lane.running
+    known = lane.owner is not None or lane.epoch or lane.pinning or lane.move or lane.waiting or lane.running
     if not known and state.lanes.get(lane.key) is lane:
         _forget(state, lane)
 
@@ -130,10 +151,14 @@ def able(owner: Attachment) -> bool:
 
 def advance(state: State, lane: Lane) -> None:
     """Start what can be started of a lane, from its head."""
+    if lane.move is not None:
+        moves.advance(state, lane)
     while lane.waiting:
+        if lane.move is not None:
+            return
         owner = lane.owner
         if owner is None:
-            if lane.pinning:
+            if lane.pinning or lane.storing:
                 return
             if lane.awaited_until:
                 if owners.awaited_is_back(state, lane):
@@ -149,7 +174,7 @@ def advance(state: State, lane: Lane) -> None:
         if lane.waiting[0].retry_at > state.now:
             return
         if len(lane.running) >= agent.session_concurrency or not able(owner):
-            if agent.status == DRAINING and not lane.running and owners.leaves(state, lane):
+            if agent.status == DRAINING and not lane.running and leaving.wanted(state, lane):
                 continue
             return
         if agent.saturated or not agent.has_slot:
@@ -201,7 +226,7 @@ def start(state: State, lane: Lane, request: Request, envelope: Envelope) -> Non
         return
     event = lane.event
     if request.epoch and request.epoch != lane.epoch:  # it knew another owner: never STARTED
-        event = int(pb.LOST)
+        event = int(pb.MOVED if lane.since <= request.epoch < lane.epoch else pb.LOST)
     if event == pb.LOST and request.strict_session:
         request.lane = None
         settle.fail(
@@ -227,6 +252,13 @@ def start(state: State, lane: Lane, request: Request, envelope: Envelope) -> Non
     route.hand_over(state, request, envelope, owner, request.parent)
 
 
+def leave_queue(lane: Lane) -> None:
+    """Nothing of the lane waits for its owner's slot any more."""
+    if lane.in_turn and lane.owner is not None:
+        lane.in_turn = False
+        lane.owner.lanes_waiting.remove(lane)
+
+
 def leave(state: State, request: Request) -> None:
     """A released request gives back its lane's place."""
     lane = request.lane
@@ -238,9 +270,8 @@ def leave(state: State, request: Request) -> None:
     elif request in lane.waiting:
         lane.waiting.remove(request)
         state.queue.held_elsewhere -= len(request.data)
-        if lane.in_turn and not lane.waiting and lane.owner is not None:  # nothing of it waits for a slot any more
-            lane.in_turn = False
-            lane.owner.lanes_waiting.remove(lane)
+        if not lane.waiting:
+            leave_queue(lane)
     state.lanes_ready.append(lane)
 
 
@@ -268,6 +299,12 @@ def on_timer(state: State, lane: Lane) -> None:
     if state.lanes.get(lane.key) is not lane:
         return
     lane.timer = None
+    if lane.move is not None:
+        if lane.move.until is not None and lane.move.until <= state.now:
+            moves.overdue(state, lane)
+        if lane.timer is None:
+            watch(state, lane)
+        return
     if lane.awaited_until:
         advance(state, lane)
         if state.lanes.get(lane.key) is not lane:

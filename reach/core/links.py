@@ -22,6 +22,7 @@ from reach.core import (
     events,
     health,
     heartbeats,
+    leaving,
     losses,
     outcomes,
     owners,
@@ -96,6 +97,7 @@ def welcome(state: State, peer: Peer, arrival: arrivals.Arrival) -> None:
         peer.link.restart()
         for attachment in peer.attachments.values():
             credit.grant_again(state, attachment)
+            leaving.again(state, attachment)
     rules = state.rules
     interval_s, ttl_s = heartbeats.times(state)
     message = pb.Welcome(

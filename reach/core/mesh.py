@@ -30,6 +30,7 @@ from reach.core import (
     lanes,
     links,
     loads,
+    moves,
     nodes,
     owners,
     replies,
@@ -254,6 +255,7 @@ def _heartbeat(state: State, peer: Peer, signal: Signal) -> None:
 def _status_change(state: State, peer: Peer, signal: Signal) -> None:
     attachment = peer.attachment(signal.status_change.agent_id)
     if attachment is not None:
+        attachment.keeps_sessions = signal.status_change.keeps_sessions and attachment.drain is None
         health.said(state, attachment, signal.status_change.status)
 
 
@@ -275,6 +277,14 @@ def _unsubscribe(state: State, peer: Peer, signal: Signal) -> None:
     events.unsubscribe(state, peer, signal.unsubscribe)
 
 
+def _session_snapshot(state: State, peer: Peer, signal: Signal) -> None:
+    moves.snapshot(state, peer, signal.session_snapshot)
+
+
+def _session_ready(state: State, peer: Peer, signal: Signal) -> None:
+    moves.ready(state, peer, signal.session_ready)
+
+
 def _goodbye(state: State, peer: Peer, signal: Signal) -> None:
     links.goodbye(state, peer, signal.goodbye)
 
@@ -289,5 +299,7 @@ _SIGNALS: dict[str, Callable[[State, Peer, Signal], None]] = {
     "status_change": _status_change,
     "subscribe": _subscribe,
     "unsubscribe": _unsubscribe,
+    "session_snapshot": _session_snapshot,
+    "session_ready": _session_ready,
     "goodbye": _goodbye,
 }

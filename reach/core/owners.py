@@ -2,24 +2,26 @@
 
 The first message chooses its owner by ring and asks for a pin (compare-and-set in the store). Later messages follow
 the pin, not the ring. When the owner is gone the next message gets a new owner under a new epoch, and is told that the
-state is `LOST`. (Moves with the state are for the version with several nodes; their seat is `gone`.) Which message is
-next is `lanes`'; how a pin is written is the node's.
+state is `LOST`, or `MOVED` where a state was stored: that is for `moves` to see to. Which message is next is `lanes`';
+how a pin is written is the node's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
-from agentreach.v1.envelope_pb2 import Envelope
+from agentreach.v1.envelope_pb2 import Envelope, Target
 from agentreach.wire.errors import failure
-from reach.core import balance, lanes, losses, route, settle, version_policy
+from reach.core import balance, lanes, losses, moves, route, settle, version_policy
 from reach.core.effects import CreatePin, RefreshPin
 from reach.core.requests import Attachment, Stage
 
 if TYPE_CHECKING:
     from reach.core.agents import Agent
+    from reach.core.moving import Holder
     from reach.core.pool import Pool
     from reach.core.state import State
 
@@ -39,51 +41,64 @@ def ask(state: State, lane: lanes.Lane) -> None:
         return
     attachment = agent.link
     assert isinstance(attachment, Attachment)
+    pin(state, lane, attachment)
+
+
+def pin(state: State, lane: lanes.Lane, attachment: Attachment) -> None:
+    """Have this agent's name, and the state that is stored, written into the session's pin."""
     lane.pinning = True
-    state.effects.append(CreatePin(lane, attachment, lane.epoch))
+    since = lane.since if lane.snapshot or lane.move is not None else 0
+    state.effects.append(CreatePin(lane, attachment, lane.epoch, lane.turn, lane.snapshot, since))
 
 
-def _choose(state: State, lane: lanes.Lane, pool: Pool) -> Agent | None:
+def candidate(state: State, lane: lanes.Lane, exclude: Collection[str]) -> Attachment | None:
+    """Who of the others would own the session now."""
+    agent = _choose(state, lane, _pool(state, lane, anybody=True), exclude)
+    if agent is None:
+        return None
+    assert isinstance(agent.link, Attachment)
+    return agent.link
+
+
+def _choose(state: State, lane: lanes.Lane, pool: Pool, exclude: Collection[str] = frozenset()) -> Agent | None:
     """The owner by ring; of the version that the session's hash draws, where a version policy says so."""
     session_id = lane.key[3]
     if not state.version_policies:
-        return balance.choose_owner(pool, session_id)
+        return balance.choose_owner(pool, session_id, exclude)
     point = version_policy.point_of(session_id)
     picked = version_policy.pick(
-        state.version_policies, state.directory, pool, point, lambda one, _: balance.choose_owner(one, session_id)
+        state.version_policies,
+        state.directory,
+        pool,
+        point,
+        lambda one, _: balance.choose_owner(one, session_id, exclude),
     )
-    if picked.fell_back:
+    if picked.fell_back and lane.waiting:
         route.fell_back(state, picked, lane.waiting[0])
     return picked.agent
 
 
-def _pool(state: State, lane: lanes.Lane) -> Pool:
-    """Who could own the session, by its head's target."""
-    envelope = Envelope.FromString(lane.waiting[0].data)
+def _pool(state: State, lane: lanes.Lane, *, anybody: bool = False) -> Pool:
+    """Who could own the session, by its head's target; `anybody`: also those whom a target that names one does not."""
     tenant, env, agent_type, _ = lane.key
-    envelope.target.agent_type = "" if envelope.target.agent_id else agent_type
-    return state.directory.pool_for(envelope.target, tenant, env)
-
-
-def leaves(state: State, lane: lanes.Lane) -> bool:
-    """The owner drains and no turn of the session runs there: let it go to another owner, if there is one.
-
-    What the old owner knows of it is lost (until sessions move with their state, whose seat this is). True if it goes.
-    """
-    if balance.choose_owner(_pool(state, lane), lane.key[3]) is None:
-        return False  # nobody else: as long as the owner is here, waiting costs less than failing
-    disown(state, lane)
-    lane.broken = True
-    return True
+    target = Envelope.FromString(lane.waiting[0].data).target if lane.waiting else Target()
+    if anybody and target.agent_id:
+        target = Target()
+    target.agent_type = "" if target.agent_id else agent_type
+    return state.directory.pool_for(target, tenant, env)
 
 
 def pinned(state: State, lane: lanes.Lane, attachment: Attachment, epoch: int) -> None:
     """The pin for this agent is written; `epoch` is its number."""
     lane.pinning = False
+    lane.refreshed_at = state.now
+    if lane.snapshot or lane.move is not None:
+        moves.pinned(state, lane, attachment, epoch, attached=_attached(state, attachment))
+        return
     first = lane.epoch == 0 and not lane.broken
     lane.event = int(pb.STARTED if first else pb.LOST)
     lane.broken = False
-    lane.refreshed_at = state.now
+    lane.since = epoch
     if _attached(state, attachment):
         own(state, lane, attachment, epoch)
     else:  # it went while the pin was written
@@ -91,9 +106,12 @@ def pinned(state: State, lane: lanes.Lane, attachment: Attachment, epoch: int) -
     state.lanes_ready.append(lane)
 
 
-def pinned_elsewhere(state: State, lane: lanes.Lane, agent_id: str, incarnation: bytes, epoch: int) -> None:
+def pinned_elsewhere(state: State, lane: lanes.Lane, holder: Holder) -> None:
     """The store has a pin already: of an agent that is here, or that may still come back after a restart."""
     lane.pinning = False
+    moves.not_pinned(state, lane)
+    agent_id, incarnation, epoch = holder.agent_id, holder.incarnation, holder.epoch
+    lane.since, lane.turn, lane.snapshot = holder.since or epoch, holder.turn, holder.snapshot
     tenant, env, _, _ = lane.key
     attachment = route.incarnation(state, (tenant, "", env, ""), agent_id, incarnation)
     if attachment is not None:
@@ -127,6 +145,7 @@ def awaited_is_back(state: State, lane: lanes.Lane) -> bool:
 def not_pinned(state: State, lane: lanes.Lane, why: str) -> None:
     """The store could not write the pin: no new session starts while it is away."""
     lane.pinning = False
+    moves.not_pinned(state, lane)
     text = f"session {lane.key[3]} has no owner and the registry cannot record one now ({why}); try again"
     while lane.waiting:
         request = lanes.take_head(state, lane)
@@ -156,6 +175,7 @@ def own(state: State, lane: lanes.Lane, attachment: Attachment, epoch: int) -> N
     lane.owner = attachment
     lane.owner_id = (attachment.agent.agent_id, attachment.agent.incarnation)
     lane.epoch = epoch
+    lane.since = lane.since or epoch
     lane.awaited_until = 0.0
     attachment.pinned.add(lane)
     state.directory.pin(attachment.agent)
@@ -166,26 +186,37 @@ def disown(state: State, lane: lanes.Lane) -> None:
     owner = lane.owner
     if owner is None:
         return
+    lanes.leave_queue(lane)
     lane.owner = None
     owner.pinned.discard(lane)
     state.directory.unpin(owner.agent)
-    if lane.in_turn:
-        lane.in_turn = False
-        owner.lanes_waiting.remove(lane)
 
 
 def gone(state: State, attachment: Attachment) -> None:
-    """An agent is judged dead or has left: its sessions need new owners, and their state is lost."""
+    """An agent is judged dead or has left: its sessions need new owners; their state is lost if none is stored."""
+    attachment.to_move.clear()
+    for lane in attachment.moving:
+        if lane.move is not None and lane.owner is not attachment:
+            lane.move.origin = None
     for lane in list(attachment.pinned):
-        for request in [each for each in lane.running if each.attachment is attachment]:
-            if request.stage is not Stage.SETTLED:
-                losses.lost(state, request, "it is judged dead and its session goes on without it")
-            if request in lane.running:
-                lane.running.discard(request)
-                request.lane = None
+        gone_from(state, lane, attachment, "it is judged dead and its session goes on without it")
+
+
+def gone_from(state: State, lane: lanes.Lane, attachment: Attachment, why: str) -> None:
+    """A session's owner has it no longer."""
+    for request in [each for each in lane.running if each.attachment is attachment]:
+        request.fenced = True
+        if request.stage is not Stage.SETTLED:
+            losses.lost(state, request, why)
+        if request in lane.running:
+            lane.running.discard(request)
+            request.lane = None
+    if lane.move is not None:
+        moves.owner_gone(state, lane, attachment)
+    else:
         disown(state, lane)
         lane.broken = True
-        state.lanes_ready.append(lane)
+    state.lanes_ready.append(lane)
 
 
 def home_left(state: State, attachment: Attachment) -> None:
@@ -208,6 +239,7 @@ def came_back(state: State, attachment: Attachment, session_id: str, epoch: int)
     lane = lanes.lane_of(state, (agent.tenant, agent.env, agent.agent_type, session_id))
     if lane is None or lane.owner is not None or lane.pinning or lane.epoch > epoch:
         return  # somebody else has it under a newer epoch: what this one says of it will be fenced
+    moves.not_pinned(state, lane)
     own(state, lane, attachment, epoch)
     lane.event, lane.broken = 0, False
     state.lanes_ready.append(lane)

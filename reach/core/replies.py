@@ -139,7 +139,7 @@ def _late(state: State, request: Request, envelope: Envelope) -> None:
     """The agent confirms the end of a request that was answered without it."""
     if envelope.more:
         return
-    state.stats.duplicates["late"] += 1
+    state.stats.duplicates["fenced" if request.fenced else "late"] += 1
     if request.lost_at and not envelope.HasField("error") and not request.node_made_id:
         data = _as_given(state, request, envelope)
         if data is not None:

@@ -6,13 +6,14 @@ and at most one current attempt: the `Attachment` it was given to and the link i
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 from agentreach.v1.error_pb2 import Error
 from agentreach.wire.limits import STREAM_CREDIT_INITIAL
 from agentreach.wire.outbox import Item
+from reach.core.moving import UNKNOWN
 from reach.core.writing import recipient_fields
 
 if TYPE_CHECKING:
@@ -101,6 +102,8 @@ class Request:
     epoch = 0
     session_event = 0
     strict_session = False
+    fenced = False
+    """Its session went on without it: what its agent still answers is of a former owner."""
     lane: Lane | None = None
     node_made_id = False
     holds_slot = False
@@ -205,11 +208,16 @@ class Attachment:
         "agent",
         "attached_at",
         "attempts",
+        "departs",
         "drain",
+        "going_on",
         "held",
+        "hooks",
+        "keeps_sessions",
         "lanes_waiting",
         "look_at",
         "missed_probes",
+        "moving",
         "overdue",
         "peer",
         "pinned",
@@ -221,6 +229,7 @@ class Attachment:
         "remote",
         "said_status",
         "timer",
+        "to_move",
         "unreachable_since",
     )
 
@@ -237,6 +246,17 @@ class Attachment:
         self.lanes_waiting: deque[Lane] = deque()
         """Lanes of this owner's sessions that wait for a slot, served in turn."""
         self.pinned: set[Lane] = set()
+        self.hooks = UNKNOWN
+        """Whether it can hand its sessions over, as far as that is known."""
+        self.moving: set[Lane] = set()
+        """Sessions on their way from it to others."""
+        self.to_move: OrderedDict[Lane, None] = OrderedDict()
+        """It leaves: those that are to go, in that order."""
+        self.going_on = False
+        self.keeps_sessions = False
+        """It is DRAINING because its process goes to another node, with them."""
+        self.departs = ""
+        """Why it goes as soon as its sessions have."""
         self.overdue: Item | None = None
         """A delivery that was not acknowledged in time: no new work until it is."""
         self.proven = False

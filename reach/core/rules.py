@@ -35,6 +35,8 @@ class Rules:
     queue_bytes_max: int = 32 << 20
     """Also bounds what waits in lanes."""
     sessions_max: int = 100_000
+    session_hook_s: float = 10.0
+    """How long an agent may take to hand a session over, or to take one."""
     owner_lost_s: float = 30.0
     """A session's owner that is UNREACHABLE for so long is judged dead."""
     max_hops: int = 10

@@ -117,6 +117,8 @@ class State:
         self.tokens: dict[bytes, Peer] = {}
         self.lanes: dict[LaneKey, Lane] = {}
         self.lanes_ready: deque[Lane] = deque()
+        self.snapshots_held = 0
+        """Bytes of sessions' states that are being stored."""
         self.topics = Topics()
         self.budget = RetryBudget()
         self.queue = _queue(rules)

@@ -23,7 +23,8 @@ PHASES = ("queue", "deliver", "handle", "total")
 receipt to outcome. The second and third go by the agent's `timing`."""
 
 LOOP_KINDS = ("hop_limit", "loop_detected", "would_deadlock")
-DUPLICATE_KINDS = ("joined", "replayed", "conflict", "late")
+DUPLICATE_KINDS = ("joined", "replayed", "conflict", "late", "fenced")
+MOVE_KINDS = ("moved", "lost", "kept", "parked", "dropped")
 CALLBACK_KINDS = ("accepted", "published", "unheard")
 DEAD_LETTER_KINDS = ("kept", "dropped", "expired", "redriven")
 
@@ -84,6 +85,7 @@ class Stats:
         "home_refusals",
         "link_resumes",
         "loops",
+        "moves",
         "retries",
         "retries_suppressed",
         "slow_consumers",
@@ -107,6 +109,9 @@ class Stats:
         self.loops = dict.fromkeys(LOOP_KINDS, 0)
         self.duplicates = dict.fromkeys(DUPLICATE_KINDS, 0)
         self.callbacks = dict.fromkeys(CALLBACK_KINDS, 0)
+        self.moves = dict.fromkeys(MOVE_KINDS, 0)
+        """Sessions that moved, lost their state, stayed where they were, were stored for whoever comes next; and
+        checkpoints that there was no room for."""
         self.dead_letters = dict.fromkeys(DEAD_LETTER_KINDS, 0)
 
     def register(self, agent_type: str) -> None:

@@ -14,7 +14,7 @@ from agentreach.v1 import frame_pb2 as pb
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.frame_pb2 import Signal
 from agentreach.wire.errors import failure
-from reach.core import arrivals, breakers, credit, departures, events, health, losses, owners, remote, settle
+from reach.core import arrivals, breakers, credit, departures, events, health, leaving, losses, owners, remote, settle
 from reach.core.agents import Agent
 from reach.core.peers import Peer
 from reach.core.requests import Attachment, Request, Stage
@@ -115,6 +115,7 @@ def _move_to(state: State, attachment: Attachment, peer: Peer) -> None:
         request.item = peer.link.put_bytes(resent(state, request), state.now, request.priority)
     losses.link_back(state, attachment, resumed=False)
     credit.grant_again(state, attachment)
+    leaving.again(state, attachment)
     health.in_sight(state, attachment)
     health.unsaturate(state, attachment)
     owners.changed(state, attachment)

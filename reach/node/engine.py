@@ -20,26 +20,28 @@ from agentreach.v1.frame_pb2 import Goodbye
 from agentreach.v1.mesh_pb2 import PublishReply
 from agentreach.wire import limits
 from agentreach.wire.payload import Form
-from reach.core import arrivals, credit, departures, drains, events, gathered, links, mesh, owners, redriving, takeover
+from reach.core import arrivals, credit, departures, drains, events, gathered, links, mesh, redriving, takeover
 from reach.core.agents import Agent
 from reach.core.calls import Call
 from reach.core.effects import (
     CreatePin,
     DeregisterAgent,
     DialNodes,
+    DropSnapshot,
     Effect,
     EndStream,
     Forwarding,
+    LoadSnapshot,
     LogLine,
     RefreshPin,
     RegisterAgents,
+    StoreSnapshot,
 )
 from reach.core.peers import Peer
 from reach.core.ports import Identity, MeshFailure
 from reach.core.profiles import whole_timeout_ms
 from reach.core.requests import Attachment
 from reach.core.state import State
-from reach.core.store import StoreUnavailable
 from reach.node.forwarding import Forwarding as Wishes
 from reach.node.nodelinks import AcceptedNode, NodeLinks
 from reach.node.pins import PinBook
@@ -64,7 +66,7 @@ class Engine(Steering):
         self._stall = StallWatch(self._loop)
         self._hello_timeout_s = hello_timeout_s
         self._registrar: Registrar | None = None
-        self._pin_book: PinBook | None = None
+        self._session_work: SessionWork | None = None
         self.node_links: NodeLinks | None = None
         """Where there may be other nodes."""
         self.forwarding: Wishes | None = None
@@ -79,7 +81,7 @@ class Engine(Steering):
 
     def use(self, registrar: Registrar, pins: PinBook) -> None:
         """Connect the registry; before this nothing can attach."""
-        self._registrar, self._pin_book = registrar, pins
+        self._registrar, self._session_work = registrar, SessionWork(pins, self.step)
 
     @property
     def state(self) -> State:
@@ -175,10 +177,8 @@ class Engine(Steering):
             case DialNodes():
                 if self.node_links is not None:
                     self.node_links.changed()
-            case CreatePin():
-                self._spawn(self._create_pin(effect), "create-pin")
-            case RefreshPin():
-                self._spawn(self._pins.refresh(effect), "refresh-pin")
+            case CreatePin() | RefreshPin() | StoreSnapshot() | LoadSnapshot() | DropSnapshot():
+                self._spawn(self._sessions.carry_out(effect), type(effect).__name__)
 
     def _forwarded(self, effect: Forwarding) -> None:
         if self.forwarding is None:
@@ -196,32 +196,13 @@ class Engine(Steering):
         return self._registrar
 
     @property
-    def _pins(self) -> PinBook:
-        assert self._pin_book is not None, "use() comes before the first stream"
-        return self._pin_book
+    def _sessions(self) -> SessionWork:
+        assert self._session_work is not None, "use() comes before the first stream"
+        return self._session_work
 
     def _registered(self, peer: Peer, arrival: arrivals.Arrival) -> None:
         with self.step() as state:
             arrivals.registered(state, peer, arrival)
-
-    async def _create_pin(self, effect: CreatePin) -> None:
-        why = "a fault of this node; see its log"
-        holder = None
-        try:
-            holder = await self._pins.create(effect)
-        except StoreUnavailable as error:
-            why = str(error)
-        finally:
-            if holder is None:  # whatever happened: nobody may wait for a pin that is not being made
-                with self.step() as state:
-                    owners.not_pinned(state, effect.lane, why)
-        if holder is None:
-            return
-        with self.step() as state:
-            if holder.made:
-                owners.pinned(state, effect.lane, effect.attachment, holder.epoch)
-            else:
-                owners.pinned_elsewhere(state, effect.lane, holder.agent_id, holder.incarnation, holder.epoch)
 
     def _spawn(self, work: Coroutine[object, object, None], name: str) -> None:
         task = self._loop.create_task(work, name=name)

@@ -2,6 +2,8 @@
 
 A pin stands under the lease of the time in which it was written; nobody keeps that lease alive, so a pin that is not
 written again ends by itself. A pin's epoch is the revision of the transaction that made it: it grows with each owner.
+A pin may name a snapshot, the session's state in a snapshot store; only an owner of the pin's epoch can change
+that.
 """
 
 from __future__ import annotations
@@ -10,14 +12,16 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from agentreach.aio.clock import boot_time
 from agentreach.v1.peer_pb2 import Pin
-from reach.core.effects import CreatePin, RefreshPin
-from reach.core.lanes import LaneKey
+from reach.adapters.snapshots import MemorySnapshots
+from reach.core.effects import CreatePin, RefreshPin, StoreSnapshot
+from reach.core.lanes import Lane, LaneKey
+from reach.core.moving import Holder
 from reach.core.owners import refresh_every_s
-from reach.core.store import Get, LeaseGone, Put, Store, StoreUnavailable, absent, unchanged
+from reach.core.snapshots import SnapshotStore, SnapshotsUnavailable
+from reach.core.store import Get, Item, LeaseGone, Put, Store, StoreUnavailable, absent, unchanged
 
 AT_ONCE = 64  # pins written at the same time; more only wait inside etcd
 TRIES = 5  # of one pin, while others change it or its lease is gone
@@ -30,21 +34,23 @@ def pin_key(lane: LaneKey) -> str:
     return f"pins/{tenant}/{env}/{agent_type}/{digest}"
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """Who holds a session by the store; `made`: by the pin that was just written."""
-
-    agent_id: str
-    incarnation: bytes
-    epoch: int
-    made: bool
+class Fenced(Exception):
+    """The pin is another owner's."""
 
 
 class PinBook:
     """Writes this node's pins."""
 
-    def __init__(self, store: Store, node_id: str, session_ttl_s: float, away: Callable[[], str]) -> None:
-        """`away` tells why the store cannot be used now, empty while it answers."""
+    def __init__(
+        self,
+        store: Store,
+        node_id: str,
+        session_ttl_s: float,
+        away: Callable[[], str],
+        snapshots: SnapshotStore | None = None,
+    ) -> None:
+        """`away` tells why the store cannot be used now, empty while it answers. Without `snapshots`: in memory."""
+        self.snapshots: SnapshotStore = snapshots or MemorySnapshots()
         self._store = store
         self._node_id = node_id
         self._session_ttl_s = session_ttl_s
@@ -64,28 +70,44 @@ class PinBook:
             raise StoreUnavailable(away)
         key = pin_key(effect.lane.key)
         agent = effect.attachment.agent
-        value = self._value(effect.lane.key, agent.agent_id, agent.incarnation, 0)
+        session_id, home = effect.lane.key[3], agent.node_id or self._node_id
+        new = Pin(
+            session_id=session_id,
+            agent_id=agent.agent_id,
+            incarnation=agent.incarnation,
+            home=home,
+            turn=effect.turn,
+            snapshot=effect.snapshot,
+            since=effect.since,
+        )
+        value, former = new.SerializeToString(), ""
         condition = absent(key)
         async with self._at_once:
             for _ in range(TRIES):
                 try:
-                    put = Put(key, value, await self._lease())
+                    put = Put(key, value, await self.lease())
                     result = await self._store.txn([condition], [put], [Get(key)])
                 except LeaseGone:
                     self._lease_until = 0.0
                     continue
                 if result.succeeded:
-                    return Holder(agent.agent_id, agent.incarnation, result.revision, made=True)
+                    if former and former != new.snapshot:
+                        await self.drop(former)
+                    return _holder(new, result.revision, made=True)
                 if not result.reads[0]:
                     condition = absent(key)
                     continue
                 item = result.reads[0][0]
-                holder = Pin.FromString(item.value)
-                epoch = holder.epoch or item.mod_revision
+                pin, epoch = _read(item)
                 if epoch != effect.replaces_epoch:
-                    return Holder(holder.agent_id, holder.incarnation, epoch, made=False)
-                condition = unchanged(item)
+                    return _holder(pin, epoch, made=False)
+                condition, former = unchanged(item), pin.snapshot
         raise StoreUnavailable("the pin, or its lease, changed under every attempt to write it")
+
+    async def holder(self, key: LaneKey) -> Holder | None:
+        """Who holds a session by the store. Raises `StoreUnavailable`."""
+        item = await self._store.get(pin_key(key))
+        return None if item is None else _holder(*_read(item), made=False)
 
     async def refresh(self, effect: RefreshPin) -> None:
         """Move a used session's pin to a newer lease; write it again if it is gone (etcd was away for long).
@@ -93,26 +115,80 @@ class PinBook:
         Best effort: a session in use is asked for again soon.
         """
         lane = effect.lane
-        key, epoch, (agent_id, incarnation) = pin_key(lane.key), lane.epoch, lane.owner_id
+        key, epoch = pin_key(lane.key), lane.epoch
         if self._away() or not epoch:
             return
-        value = self._value(lane.key, agent_id, incarnation, epoch)
-        with contextlib.suppress(StoreUnavailable):
+        with contextlib.suppress(StoreUnavailable, SnapshotsUnavailable):
             async with self._at_once:
                 item = await self._store.get(key)
-                if item is not None and (Pin.FromString(item.value).epoch or item.mod_revision) != epoch:
+                pin, found = _read(item) if item is not None else (self._of(effect.lane), epoch)
+                if found != epoch:
                     return
+                pin.epoch = epoch
                 condition = absent(key) if item is None else unchanged(item)
                 try:
-                    await self._store.txn([condition], [Put(key, value, await self._lease())])
+                    await self._store.txn([condition], [Put(key, pin.SerializeToString(), await self.lease())])
                 except LeaseGone:
                     self._lease_until = 0.0
+                if pin.snapshot:
+                    await self.snapshots.keep(pin.snapshot)
 
-    def _value(self, lane: LaneKey, agent_id: str, incarnation: bytes, epoch: int) -> bytes:
-        pin = Pin(session_id=lane[3], agent_id=agent_id, incarnation=incarnation, home=self._node_id, epoch=epoch)
-        return pin.SerializeToString()
+    def _of(self, lane: Lane) -> Pin:
+        agent_id, incarnation = lane.owner_id
+        home = lane.owner.agent.node_id if lane.owner is not None else ""
+        return Pin(
+            session_id=lane.key[3],
+            agent_id=agent_id,
+            incarnation=incarnation,
+            home=home or self._node_id,
+            epoch=lane.epoch,
+            turn=lane.turn,
+            snapshot=lane.snapshot,
+            since=lane.since,
+        )
 
-    async def _lease(self) -> int:
+    # ---- snapshots ----
+
+    async def store_snapshot(self, effect: StoreSnapshot) -> str:
+        """Keep a state, then have its pin name it; returns the reference.
+
+        Raises `Fenced` if the pin is of another epoch, `SnapshotsUnavailable` or `StoreUnavailable` if that cannot be
+        told or done. A pin that names a newer turn is left as it is.
+        """
+        if away := self._away():
+            raise StoreUnavailable(away)
+        lane, key = effect.lane, pin_key(effect.lane.key)
+        async with self._at_once:
+            reference = await self.snapshots.put(key, effect.epoch, effect.turn, effect.data)
+            for _ in range(TRIES):
+                item = await self._store.get(key)
+                pin, epoch = _read(item) if item is not None else (self._of(lane), effect.epoch)
+                if epoch != effect.epoch or pin.turn > effect.turn:
+                    await self.drop(reference)
+                    if epoch != effect.epoch:
+                        raise Fenced
+                    return pin.snapshot
+                former, pin.epoch = pin.snapshot, epoch
+                pin.turn, pin.snapshot = effect.turn, reference
+                condition = absent(key) if item is None else unchanged(item)
+                try:
+                    put = Put(key, pin.SerializeToString(), await self.lease())
+                    result = await self._store.txn([condition], [put])
+                except LeaseGone:
+                    self._lease_until = 0.0
+                    continue
+                if result.succeeded:
+                    if former and former != reference:
+                        await self.drop(former)
+                    return reference
+        raise StoreUnavailable("the pin, or its lease, changed under every attempt to name a snapshot in it")
+
+    async def drop(self, reference: str) -> None:
+        """Forget a state. Best effort: what is left over ends by itself."""
+        with contextlib.suppress(SnapshotsUnavailable):
+            await self.snapshots.delete(reference)
+
+    async def lease(self) -> int:
         """The lease of this time. A pin under it lives `session_ttl_s` after the last use at least."""
         async with self._leasing:
             if boot_time() >= self._lease_until:
@@ -122,3 +198,13 @@ class PinBook:
                 lease.abandon()
                 self._lease_id, self._lease_until = lease.id, boot_time() + used_s
             return self._lease_id
+
+
+def _read(item: Item) -> tuple[Pin, int]:
+    """A pin as it stands in the store, and its epoch."""
+    pin = Pin.FromString(item.value)
+    return pin, pin.epoch or item.mod_revision
+
+
+def _holder(pin: Pin, epoch: int, *, made: bool) -> Holder:
+    return Holder(pin.agent_id, pin.incarnation, epoch, made, pin.home, pin.turn, pin.snapshot, pin.since or epoch)

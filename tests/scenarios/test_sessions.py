@@ -7,6 +7,7 @@ import pytest
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
 from reach.core import owners
+from reach.core.moving import Holder
 from tests.support.core import CoreMesh, Process, record
 
 
@@ -225,7 +226,7 @@ def test_a_session_is_forgotten_when_it_was_idle_for_its_time_to_live() -> None:
 
 
 def _pinned_to_a_stranger(core: CoreMesh) -> None:
-    core.pins["default", "production", "echo", "s"] = ("echo/old", b"another life", 500)
+    core.pins["default", "production", "echo", "s"] = Holder("echo/old", b"another life", 500)
 
 
 def test_a_pin_of_a_process_that_is_not_back_yet_is_awaited_and_then_replaced() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from random import Random
 
 from agentreach.v1 import envelope_pb2 as pb
@@ -19,11 +20,22 @@ from agentreach.v1.registry_pb2 import AgentLoad, AgentRecord
 from agentreach.wire.errors import failure
 from agentreach.wire.link import Link
 from agentreach.wire.outbox import Item
-from reach.core import arrivals, links, mesh, owners
+from reach.core import arrivals, links, mesh, moves, owners
 from reach.core.arrivals import Arrival
 from reach.core.calls import Call
-from reach.core.effects import CreatePin, DeregisterAgent, EndStream, LogLine, RefreshPin, RegisterAgents
+from reach.core.effects import (
+    CreatePin,
+    DeregisterAgent,
+    DropSnapshot,
+    EndStream,
+    LoadSnapshot,
+    LogLine,
+    RefreshPin,
+    RegisterAgents,
+    StoreSnapshot,
+)
 from reach.core.lineage import LineageKeys
+from reach.core.moving import Holder
 from reach.core.peers import Peer
 from reach.core.ports import ANYBODY, Identity
 from reach.core.requests import Attachment
@@ -32,6 +44,19 @@ from reach.core.state import State
 
 BEAT_S = 10.0
 _FRAMES_MAX = 10_000  # carried by one pump; more means that two ends answer each other for ever
+
+
+def no_hooks(process: Process, order: frames.SessionRelease | frames.SessionRestore) -> None:
+    """The answer of an agent whose sessions do not move."""
+    error, whose = failure(codes.REJECTED, "no hooks"), (order.agent_id, order.session_id, order.epoch)
+    if isinstance(order, frames.SessionRelease):
+        answer = frames.SessionSnapshot(error=error, released=True)
+        answer.agent_id, answer.session_id, answer.epoch = whose
+        process.signal(Signal(session_snapshot=answer))
+    else:
+        ready = frames.SessionReady(error=error)
+        ready.agent_id, ready.session_id, ready.epoch = whose
+        process.signal(Signal(session_ready=ready))
 
 
 class Process:
@@ -54,6 +79,9 @@ class Process:
         self.answers_probes = True
         self.confirms_cancels = True
         self.handler: Callable[[Process, Envelope], None] | None = None
+        self.releases: Callable[[Process, frames.SessionRelease], None] | None = no_hooks
+        self.restores: Callable[[Process, frames.SessionRestore], None] | None = no_hooks
+        """What it does when it is to hand a session over, or to take one; None: nothing."""
         self.welcome: frames.Welcome | None = None
         self.goodbye: frames.Goodbye | None = None
         self.agents: dict[str, AgentRecord] = {}
@@ -285,6 +313,10 @@ class Process:
             self.goodbye = signal.goodbye
         elif kind == "detached":
             self.agents.pop(signal.detached.agent_id, None)
+        elif kind == "session_release" and self.releases is not None:
+            self.releases(self, signal.session_release)
+        elif kind == "session_restore" and self.restores is not None:
+            self.restores(self, signal.session_restore)
 
     def _envelope(self, envelope: Envelope) -> None:
         kind = envelope.type
@@ -340,13 +372,15 @@ class CoreMesh:
             unix=1_800_000_000.0,
         )
         self.processes: list[Process] = []
-        self.pins: dict[tuple[str, str, str, str], tuple[str, bytes, int]] = {}
+        self.pins: dict[tuple[str, str, str, str], Holder] = {}
+        self.snapshots: dict[str, bytes] = {}
+        self.snapshots_up = True
         self.revision = 1_000_000
         self.registry_up = True
         """False: pins cannot be written and registrations fail."""
         self.holds_pins = False
         self.holds_registrations = False
-        self.held: deque[CreatePin | RegisterAgents] = deque()
+        self.held: deque[CreatePin | StoreSnapshot | LoadSnapshot | RegisterAgents] = deque()
         """What the store has not answered yet."""
         self.deregistered: list[tuple[str, int]] = []
         self.refreshed: list[RefreshPin] = []
@@ -426,11 +460,13 @@ class CoreMesh:
                 self.deregistered.append((agent.agent_id, generation))
             case RefreshPin():
                 self.refreshed.append(effect)
+            case DropSnapshot(reference):
+                self.snapshots.pop(reference, None)
             case RegisterAgents():
                 self.held.append(effect)
                 if not self.holds_registrations:
                     self.answer_store()
-            case CreatePin():
+            case CreatePin() | StoreSnapshot() | LoadSnapshot():
                 self.held.append(effect)
                 if not self.holds_pins:
                     self.answer_store()
@@ -442,8 +478,10 @@ class CoreMesh:
             if isinstance(effect, RegisterAgents):
                 self._register(effect.arrival)
                 arrivals.registered(self.state, effect.peer, effect.arrival)
-            else:
+            elif isinstance(effect, CreatePin):
                 self._pin(effect)
+            else:
+                self._snapshot(effect)
 
     def _register(self, arrival: Arrival) -> None:
         for each in arrival.agents:
@@ -460,13 +498,40 @@ class CoreMesh:
             owners.not_pinned(state, lane, "the store is away")
             return
         pin = self.pins.get(lane.key)
-        if pin is None or pin[2] == effect.replaces_epoch:
+        if pin is None or pin.epoch == effect.replaces_epoch:
             self.revision += 1
             agent = effect.attachment.agent
-            self.pins[lane.key] = (agent.agent_id, agent.incarnation, self.revision)
+            self.pins[lane.key] = Holder(
+                agent.agent_id,
+                agent.incarnation,
+                self.revision,
+                turn=effect.turn,
+                snapshot=effect.snapshot,
+                since=effect.since or self.revision,
+            )
             owners.pinned(state, lane, effect.attachment, self.revision)
         else:
-            owners.pinned_elsewhere(state, lane, *pin)
+            owners.pinned_elsewhere(state, lane, pin)
+
+    def _snapshot(self, effect: StoreSnapshot | LoadSnapshot) -> None:
+        state = self.state
+        if isinstance(effect, LoadSnapshot):
+            why = "" if self.snapshots_up else "the store is away"
+            moves.loaded(state, effect, self.snapshots.get(effect.reference) if not why else None, why)
+            return
+        if not self.snapshots_up:
+            moves.stored(state, effect, "", "the store is away")
+            return
+        key = effect.lane.key
+        pin = self.pins.get(key)
+        if pin is None or pin.epoch != effect.epoch or pin.turn > effect.turn:
+            moves.fenced(state, effect)
+            return
+        reference = f"{'/'.join(key)} {effect.epoch} {effect.turn}"
+        self.snapshots.pop(pin.snapshot, None)
+        self.snapshots[reference] = effect.data
+        self.pins[key] = replace(pin, turn=effect.turn, snapshot=reference)
+        moves.stored(state, effect, reference, "")
 
     def pump(self) -> None:
         """Carry frames both ways until nobody has anything to say."""
@@ -554,6 +619,7 @@ class CoreMesh:
         assert len(state.wheel) == 0
         assert not state.lanes_ready
         assert not state.queue and state.queue.held_elsewhere == 0
+        assert state.snapshots_held == 0
         assert state.budget.in_flight == 0
         assert not state.directory.freed and not state.directory.wanted
         for name, numbers in state.stats.types():
@@ -563,7 +629,7 @@ class CoreMesh:
             attachment = agent.link
             assert isinstance(attachment, Attachment)
             assert not attachment.attempts
-            assert not attachment.lanes_waiting
+            assert not attachment.lanes_waiting and not attachment.moving
             assert agent.pinned_sessions == len(attachment.pinned)
             if not attachment.remote:
                 assert state.peers.get(attachment.peer.link_id) is attachment.peer
@@ -571,6 +637,7 @@ class CoreMesh:
             assert not node.visiting
         for lane in state.lanes.values():
             assert not lane.running and not lane.waiting and not lane.pinning and not lane.in_turn, lane.key
+            assert lane.move is None and not lane.storing, lane.key
         for peer in state.peers.values():
             assert not peer.requests
             if peer.connected and isinstance(peer.stream, Process) and not peer.stream.frozen:

@@ -33,6 +33,7 @@ class Pin(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     TURN_FIELD_NUMBER: _builtins.int
     SNAPSHOT_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     agent_id: _builtins.str
     incarnation: _builtins.bytes
@@ -44,6 +45,8 @@ class Pin(_message.Message):
     """of the snapshot"""
     snapshot: _builtins.str
     """where the snapshot store has it; empty: there is none"""
+    since: _builtins.int
+    """the epoch with which its state began; 0: with this one"""
     def __init__(
         self,
         *,
@@ -54,10 +57,11 @@ class Pin(_message.Message):
         epoch: _builtins.int = ...,
         turn: _builtins.int = ...,
         snapshot: _builtins.str = ...,
+        since: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "epoch", b"epoch", "home", b"home", "incarnation", b"incarnation", "session_id", b"session_id", "snapshot", b"snapshot", "turn", b"turn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "epoch", b"epoch", "home", b"home", "incarnation", b"incarnation", "session_id", b"session_id", "since", b"since", "snapshot", b"snapshot", "turn", b"turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
