@@ -139,6 +139,8 @@ class Request:
     """From when on one of these may get it again; 0: never."""
     fruitless = 0
     """How often nobody was there for its next attempt."""
+    looked_up = False
+    """The store was asked for the agent that it names, and has answered."""
     ran = False
     """An earlier attempt may have executed."""
     judged = False

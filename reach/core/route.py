@@ -23,6 +23,7 @@ from reach.core import (
     deadletters,
     deadlines,
     health,
+    lookups,
     loops,
     retry,
     returning,
@@ -59,7 +60,8 @@ def route(
     ):
         return
     if envelope.session_id:
-        sessions.enter(state, request, envelope, parent)
+        if not lookups.took(state, request, envelope, target, target_data, parent):
+            sessions.enter(state, request, envelope, parent)
         return
     pool = state.directory.pool_for(target, request.key[0], request.key[2], target_data)
     policy = policy_of(state, pool, target)
@@ -67,7 +69,8 @@ def route(
     if agent is None:
         agent = own_slot(state, pool, request)
         if agent is None:
-            _nobody_now(state, request, envelope, pool)
+            if len(pool) or not lookups.took(state, request, envelope, target, target_data, parent):
+                _nobody_now(state, request, envelope, pool)
             return
         request.reentrant = True
     request.routed = routed(policy, len(pool))
@@ -303,7 +306,7 @@ def nobody(state: State, pool: Pool, request: Request) -> Error:
     """Why no agent of the pool can take the request: nothing matches, all broke, or nothing is usable."""
     selector = pool.selector
     if not len(pool):
-        return failure(codes.NO_ROUTE, f"no agent matches {selector}{_and(state.directory.hint(selector))}")
+        return lookups.no_match(state, pool, request)
     broken = pool.tiers[BROKEN].agents
     if broken:
         return breakers.all_open(str(selector), broken, _counts(pool), state.now)
@@ -336,10 +339,6 @@ def _attempts(agent: Agent) -> list[Request]:
 
 def _counts(pool: Pool) -> dict[str, str]:
     return {name: str(count) for name, count in pool.counts().items()}
-
-
-def _and(hint: str) -> str:
-    return f"; {hint}" if hint else ""
 
 
 def incarnation(state: State, key: MessageKey, agent_id: str, incarnation: bytes) -> Attachment | None:

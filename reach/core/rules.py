@@ -19,6 +19,7 @@ class Rules:
     many_agents: int = 500
     """Above so many agents heartbeats and leases stretch by half."""
     resume_window_s: float = 10.0
+    registry_grace_s: float = 60.0
     settle_min_s: float = 1.0
     accept_timeout_s: float = 5.0
     cancel_grace_s: float = 5.0

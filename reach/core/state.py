@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from agentreach.policy.wheel import TimerWheel
 from agentreach.wire.outbox import Shared
 from reach.core.breaker import Breaker
-from reach.core.brought import Returning
+from reach.core.brought import Parked, Returning
 from reach.core.budget import RetryBudget
 from reach.core.callback_book import CallbackBook
 from reach.core.configs import Configs
@@ -133,6 +133,10 @@ class State:
         """Where the other nodes of the mesh take processes in; those that are leaving are not among them."""
         self.node_addresses: dict[str, str] = {}
         """By node_id: where each live node, this one too, takes processes in."""
+        self.view_complete_at = float("inf")
+        """When what is known of the registry was last all there is in it; infinity: it always is."""
+        self.lookups: dict[tuple[str, str, str], list[Parked]] = {}
+        """By (tenant, env, agent_id) of an agent that the store is asked for: the requests that wait for the answer."""
         self.arriving: dict[tuple[str, str, str], tuple[Identity, int]] = {}
         """By (tenant, env, agent_id): whose registrations the store has not answered yet, and how many."""
         self.overrun: set[Peer] = set()

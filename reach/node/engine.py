@@ -33,6 +33,7 @@ from reach.core.effects import (
     Forwarding,
     LoadSnapshot,
     LogLine,
+    LookUpAgent,
     RefreshPin,
     RegisterAgents,
     StoreSnapshot,
@@ -43,6 +44,7 @@ from reach.core.profiles import whole_timeout_ms
 from reach.core.requests import Attachment
 from reach.core.state import State
 from reach.node.forwarding import Forwarding as Wishes
+from reach.node.lookup import look_up
 from reach.node.nodelinks import AcceptedNode, NodeLinks
 from reach.node.pins import PinBook
 from reach.node.registrar import Registrar
@@ -177,6 +179,8 @@ class Engine(Steering):
             case DialNodes():
                 if self.node_links is not None:
                     self.node_links.changed()
+            case LookUpAgent():
+                self._spawn(look_up(effect, self.look_up, self.step), "look-up-agent")
             case CreatePin() | RefreshPin() | StoreSnapshot() | LoadSnapshot() | DropSnapshot():
                 self._spawn(self._sessions.carry_out(effect), type(effect).__name__)
 

@@ -89,6 +89,7 @@ class View:
         self._addresses: dict[str, str] = {}
         """Of other nodes, by node_id."""
         self._unreadable: set[str] = set()
+        self._told_at = float("-inf")
         own_keys.overtaken = self._seen_early
 
     # ---- how old ----
@@ -108,6 +109,17 @@ class View:
         """Seconds since the view was known to be complete; 0 while it is looked at and found so all the time."""
         age_s = boot_time() - self.confirmed_at
         return 0.0 if age_s <= OVERDUE_S and not self._contact.away else age_s
+
+    async def look_up(self, tenant: str, env: str, agent_id: str) -> bool:
+        """Read one agent's record, linearizably: the core knows it afterwards. False if there is none.
+
+        Raises `StoreUnavailable`.
+        """
+        key = f"{AGENTS}{tenant}/{env}/{agent_id}"
+        item = await self._store.get(key)
+        if item is not None:
+            self._seen_early(Change(key, item.mod_revision, item))
+        return item is not None
 
     # ---- its life ----
 
@@ -151,6 +163,7 @@ class View:
                 if batch:
                     await self._apply(mirror, mirror.fresh(batch))
                     mirror.reached(batch[-1].revision)
+                    self._tell_age()
 
     async def _list_stubbornly(self, mirror: Mirror) -> None:
         while True:
@@ -168,6 +181,7 @@ class View:
         self._own_keys.listed()
         await self._apply(mirror, mirror.difference(listing), listed=True)
         mirror.listed(listing.revision, asked_at)
+        self._tell_age()
 
     async def _look(self) -> None:
         """Ask the store how far it is. Raises `StoreUnavailable`."""
@@ -176,6 +190,13 @@ class View:
             summary = await self._store.summary(mirror.prefix)
             if not mirror.looked(summary, asked_at, revision):
                 self._doubt(mirror)
+        self._tell_age()
+
+    def _tell_age(self) -> None:
+        if self.confirmed_at != self._told_at:
+            self._told_at = self.confirmed_at
+            with self._step() as state:
+                state.view_complete_at = self._told_at
 
     # ---- what changed ----
 
@@ -194,7 +215,7 @@ class View:
                     self._tell_addresses(state)
 
     def _seen_early(self, change: Change) -> None:
-        """The registrar has read a change that the watch still has to bring, or has brought before it mattered."""
+        """Somebody has read a change that the watch still has to bring, or has brought before it mattered."""
         with self._step() as state:
             self._agent(state, change, listed=False)
 

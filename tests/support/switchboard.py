@@ -179,7 +179,7 @@ class RuleSwitchboard:
         """Agent echo/1."""
         return registry.ResolveReply(agents=[registry.AgentRecord(agent_id="echo/1")], revision=7)
 
-    def get_agent(self, request: registry.GetAgentRequest, who: Identity) -> registry.AgentRecord:
+    async def get_agent(self, request: registry.GetAgentRequest, who: Identity) -> registry.AgentRecord:
         """Agent echo/1, else NO_ROUTE."""
         if request.agent_id != "echo/1":
             raise MeshFailure(errors.failure(NO_ROUTE, "no such agent"))

@@ -30,12 +30,13 @@ def identify(context: Context) -> Identity:
     return ANYBODY
 
 
-def query(method: str, request_type: type[M], ask: Callable[[M, Identity], Message]) -> Handler:
-    """A unary method that is answered from what the node knows at once."""
+def query(method: str, request_type: type[M], ask: Callable[[M, Identity], Message | Awaitable[Message]]) -> Handler:
+    """A unary method that is answered from what the node knows, or can read within seconds."""
 
     async def serve(data: bytes, context: Context) -> bytes:
         try:
-            return ask(parse(request_type, data), identify(context)).SerializeToString()
+            reply = ask(parse(request_type, data), identify(context))
+            return (reply if isinstance(reply, Message) else await reply).SerializeToString()
         except Exception as error:
             failure = failure_of(error, method)
         return await end_with(context, failure)

@@ -75,7 +75,7 @@ def test_slots_do_not_count_for_the_owner_of_a_new_session() -> None:
     agent.answer(running)
 
 
-def test_nothing_of_another_tenant_is_shown() -> None:
+async def test_nothing_of_another_tenant_is_shown() -> None:
     core = CoreMesh()
     agent, caller = core.agent("echo/1"), core.caller()
     message = caller.request(session_id="s", trace_id="t1")
@@ -89,7 +89,7 @@ def test_nothing_of_another_tenant_is_shown() -> None:
     assert not queries.list_sessions(admin.ListSessionsRequest(), STRANGER).sessions
     assert not queries.list_agents(registry.ListAgentsRequest(), STRANGER).agents
     with refused(codes.NO_ROUTE):
-        queries.get_agent(registry.GetAgentRequest(agent_id="echo/1"), STRANGER)
+        await queries.get_agent(registry.GetAgentRequest(agent_id="echo/1"), STRANGER)
 
 
 def test_agents_are_listed_page_by_page_without_gap_or_double() -> None:
