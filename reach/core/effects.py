@@ -32,15 +32,6 @@ class DeregisterAgent:
 
 
 @dataclass(frozen=True, slots=True)
-class LookUpAgent:
-    """Read an agent's key in the store and tell the view, then `lookups.answered`."""
-
-    tenant: str
-    env: str
-    agent_id: str
-
-
-@dataclass(frozen=True, slots=True)
 class CreatePin:
     """Write the pin of a lane for this agent by compare-and-set, then `owners.pinned`; it names what is stored."""
 
@@ -49,7 +40,6 @@ class CreatePin:
     replaces_epoch: int
     turn: int = 0
     snapshot: str = ""
-    since: int = 0
     since: int = 0
 
 
@@ -103,34 +93,6 @@ class Forwarding:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreSnapshot:
-    """Keep a session's state, and have its pin name it if that still is of this epoch and of no larger turn; then
-    `moves.stored` or `moves.fenced`."""
-
-    lane: Lane
-    attachment: Attachment
-    epoch: int
-    turn: int
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class LoadSnapshot:
-    """Read a session's state, then `moves.loaded`."""
-
-    lane: Lane
-    reference: str
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class DropSnapshot:
-    """Nobody needs this state any more."""
-
-    reference: str
-
-
-@dataclass(frozen=True, slots=True)
 class EndStream:
     """Let the peer's current stream end after what is queued was sent."""
 
@@ -148,4 +110,4 @@ class LogLine:
 
 
 SessionEffect = CreatePin | RefreshPin | StoreSnapshot | LoadSnapshot | DropSnapshot
-Effect = RegisterAgents | DeregisterAgent | LookUpAgent | SessionEffect | DialNodes | Forwarding | EndStream | LogLine
+Effect = RegisterAgents | DeregisterAgent | SessionEffect | DialNodes | Forwarding | EndStream | LogLine
