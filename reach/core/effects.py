@@ -32,6 +32,15 @@ class DeregisterAgent:
 
 
 @dataclass(frozen=True, slots=True)
+class LookUpAgent:
+    """Read an agent's key in the store and tell the view, then `lookups.answered`."""
+
+    tenant: str
+    env: str
+    agent_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class CreatePin:
     """Write the pin of a lane for this agent by compare-and-set, then `owners.pinned`; it names what is stored."""
 
@@ -110,4 +119,4 @@ class LogLine:
 
 
 SessionEffect = CreatePin | RefreshPin | StoreSnapshot | LoadSnapshot | DropSnapshot
-Effect = RegisterAgents | DeregisterAgent | SessionEffect | DialNodes | Forwarding | EndStream | LogLine
+Effect = RegisterAgents | DeregisterAgent | LookUpAgent | SessionEffect | DialNodes | Forwarding | EndStream | LogLine

@@ -48,8 +48,8 @@ from reach.node.lookup import look_up
 from reach.node.nodelinks import AcceptedNode, NodeLinks
 from reach.node.pins import PinBook
 from reach.node.registrar import Registrar
-from reach.node.steering import Steering
 from reach.node.session_work import SessionWork
+from reach.node.steering import Steering
 from reach.node.streams import Carrier, Stream
 
 log = structlog.get_logger("reach")
