@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from agent_sdk import Mesh, connect
+from agentreach.v1.admin_pb2 import ResetBreakerRequest
+from reach.adapters.admin_client import AdminClient
 from tests.support.agents import AgentProcess, agent_process, eventually, make, usable
 from tests.support.callers import caller_process
 from tests.support.chaos import Book, Left, scenario
@@ -73,6 +75,17 @@ def ask_both_kinds(book: Book, mesh: Mesh, kind: str, count: int = 15, **how: An
     book.begin(mesh, kind, count, idempotent=True, **how)
     book.begin(mesh, kind, count, **how)
     book.begin(mesh, kind, count // 3, stream=10, **how)
+
+
+async def let_in(node: NodeProcess, kind: str) -> None:
+    """What an operator does when the fault is over: the breaker that it opened would stay open for 30 s."""
+
+    async def back() -> bool:
+        return await node.metric("reach_agents", agent_type=kind, status="HEALTHY") == 1
+
+    await eventually(back, f"{kind} is back", limit_s=BACK_S)
+    async with AdminClient([node.grpc]) as client:
+        await client.reset_breaker(ResetBreakerRequest(agent_id=f"{kind}/0"))
 
 
 async def pause(seconds: float) -> None:
@@ -257,6 +270,8 @@ class TestTheWay:
                     return book.outcomes.keys() >= set(numbers)
 
                 await eventually(told, f"{fault}: all are answered", limit_s=40)
+                if side == "agent":
+                    await let_in(node, kind)
                 await usable(mesh, limit_s=BACK_S, agent_type=kind)
                 if fault in LOSES_NOTHING:
                     assert {book.outcomes[number].code for number in numbers[:20]} == {"OK"}, f"{fault}: {book.codes()}"
