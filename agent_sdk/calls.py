@@ -182,7 +182,7 @@ class Calls:
             return
         self._end(call)
         if call.expected:
-            error.details.setdefault("items", str(call.expected))
+            error.details["items"] = str(call.expected)  # the node may count another's, from whom this one took over
         if call.reader is not None:
             call.reader.end(error)
             return
