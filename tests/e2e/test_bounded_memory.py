@@ -57,7 +57,7 @@ async def flood(node: NodeProcess, agent_ids: list[str], size: int, count: int) 
             nonlocal most
             for number in numbers:
                 try:
-                    await mesh.request(data, agent_id=agent_ids[number % len(agent_ids)], timeout=8)
+                    await mesh.request(data, agent_id=agent_ids[number % len(agent_ids)], timeout=4)
                     found["OK"] += 1  # in the frame that each link reads before it stops
                 except ReachError as error:
                     found[str(error.code)] += 1

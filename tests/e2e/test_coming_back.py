@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from agent_sdk import connect
+from agent_sdk import Agent, connect
 from tests.support.agents import BUSY_S, agent_process, eventually, make, name, nothing_in_flight, outcome, usable
 from tests.support.node import NodeProcess, start_node
 
@@ -21,21 +21,29 @@ async def dies(node: NodeProcess) -> None:
 
 async def test_a_request_that_ran_when_the_node_died_is_answered_and_has_run_once(tmp_path: Path) -> None:
     """Not idempotent: the copy that its caller sends goes to the agent that has it, and to no replica."""
-    runs = tmp_path / "runs"
+    other_runs = tmp_path / "runs"
+    runs: list[int] = []
+    may_end = asyncio.Event()
     async with start_node(resume_window_s=WINDOW_S) as node:
-        busy = make(name("busy"), node.grpc, runs, own_link=True, max_concurrency=1)
-        other = make(name("busy"), node.grpc, runs, own_link=True)
+        busy = Agent(name("busy"), url=node.grpc, own_link=True, max_concurrency=1)
+        other = make(name("busy"), node.grpc, other_runs, own_link=True)
+
+        @busy.handler
+        async def work(number: int) -> None:
+            if number:
+                runs.append(number)
+                await may_end.wait()
+
         async with busy, other, connect(node.grpc, own_link=True) as mesh:
-            await usable(mesh, agent_id=busy.agent_id)
+            assert await outcome(mesh, 0, agent_id=busy.agent_id, timeout=20) == "OK"
 
-            def ask(number: int, sleep_s: float) -> asyncio.Task[str]:
-                data = {"n": number, "sleep": sleep_s}
-                return asyncio.create_task(outcome(mesh, data, agent_id=busy.agent_id, timeout=90))
+            def ask(number: int) -> asyncio.Task[str]:
+                return asyncio.create_task(outcome(mesh, number, agent_id=busy.agent_id, timeout=90))
 
-            first = ask(1, 20)
+            first = ask(1)
 
             async def started() -> bool:
-                return runs.exists() and runs.read_text().split() == ["1"]
+                return runs == [1]
 
             await eventually(started, "it runs")
             await dies(node)
@@ -47,14 +55,16 @@ async def test_a_request_that_ran_when_the_node_died_is_answered_and_has_run_onc
             assert await eventually(back, "both are back") < BACK_S + BUSY_S
             assert "brought messages along" in node.log
             # It still runs and has one place: what else it is asked waits for its end, at the node.
-            second = ask(2, 0)
+            second = ask(2)
 
             async def waits() -> bool:
                 return await node.metric("reach_queue_depth") == 1
 
             await eventually(waits, "the second one waits for the place")
+            assert runs == [1]
+            may_end.set()
             assert [await first, await second] == ["OK", "OK"]
-            assert runs.read_text().split() == ["1", "2"]
+            assert runs == [1, 2] and not other_runs.exists()
         await nothing_in_flight(node)
 
 
@@ -80,7 +90,7 @@ async def test_what_was_asked_of_the_former_node_finds_agents_that_come_after_it
 async def test_what_ran_in_an_agent_that_died_with_the_node_runs_again_only_if_it_does_no_harm(tmp_path: Path) -> None:
     """G8, and "never a double execution": one copy is refused as perhaps executed, the other one is completed."""
     runs = tmp_path / "runs"
-    async with start_node(resume_window_s=WINDOW_S) as node, connect(node.grpc, own_link=True) as mesh:
+    async with start_node(resume_window_s=4) as node, connect(node.grpc, own_link=True) as mesh:
         with agent_process(node.grpc, name("pair")) as worker:
             await usable(mesh, agent_type="pair", limit_s=60)
 

@@ -25,7 +25,7 @@ async def status_of(node: NodeProcess, kind: str) -> str:
 
 
 async def _wedge_some_and_keep_others_busy(probe_s: float, caplog: pytest.LogCaptureFixture) -> None:
-    block_s = (LEAVES_ROUTING + 2) * probe_s + 2 * BUSY_S
+    block_s = LEAVES_ROUTING * probe_s + BUSY_S + 1  # a second longer than leaving may take
     settings = {"probe_interval_busy_s": probe_s, "probe_timeout_s": probe_s, "cancel_grace_s": 0.5}
     quiet = {"heartbeat_interval_s": 4 * probe_s, "lease_ttl_s": 12 * probe_s, "accept_timeout_s": 60}
     async with start_node(**settings, **quiet) as node, connect(node.grpc, own_link=True) as mesh:
