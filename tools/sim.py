@@ -13,6 +13,7 @@ wrongly. docs/howto/simulate.md says how it works.
 from __future__ import annotations
 
 import argparse
+import functools
 import multiprocessing
 import os
 import sys
@@ -33,6 +34,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     which.add_argument("--seeds", type=_range, metavar="A-B", default=range(1, 301), help="run these (default 1-300)")
     which.add_argument("--invariants", action="store_true", help="list what is checked, and run nothing")
     parser.add_argument("--trace", action="store_true", help="print everything that happens (with --seed)")
+    parser.add_argument("--nodes", type=int, metavar="N", help="so many nodes on one store, whatever the seed draws")
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes to run seeds in (default: cores)"
     )
@@ -65,8 +67,8 @@ def main(given: Sequence[str] | None = None) -> int:
     if options.invariants:
         return _list_invariants()
     if options.seed is not None:
-        return _one(options.seed, options.trace)
-    return _many(options.seeds, options.jobs, options.keep_going)
+        return _one(options.seed, options.trace, options.nodes)
+    return _many(options.seeds, options.jobs, options.keep_going, options.nodes)
 
 
 def _list_invariants() -> int:
@@ -81,10 +83,10 @@ def _list_invariants() -> int:
     return 0
 
 
-def _one(seed: int, trace: bool) -> int:
+def _one(seed: int, trace: bool, nodes: int | None) -> int:
     from simulation.seeds import run_seed
 
-    found = run_seed(seed, trace=trace)
+    found = run_seed(seed, trace=trace, nodes=nodes)
     outcomes = ", ".join(f"{count} {name}" for name, count in sorted(found.outcomes.items()))
     print(f"seed {seed}: {found.asks} requests ({outcomes}), {found.runs} handler runs, {found.steps} events")
     print(f"faults: {', '.join(found.faults) or 'none'}; digest {found.digest}")
@@ -93,12 +95,12 @@ def _one(seed: int, trace: bool) -> int:
     return 1 if found.report else 0
 
 
-def _many(seeds: Iterable[int], jobs: int, keep_going: bool) -> int:
+def _many(seeds: Iterable[int], jobs: int, keep_going: bool, nodes: int | None) -> int:
     began = time.monotonic()
     done = failed = asks = runs = 0
     counts: dict[str, int] = {}
     chosen = list(seeds)
-    for found in _results(chosen, jobs):
+    for found in _results(chosen, jobs, nodes):
         done, asks, runs = done + 1, asks + found.asks, runs + found.runs
         for fault in found.faults:
             counts[fault] = counts.get(fault, 0) + 1
@@ -117,15 +119,16 @@ def _many(seeds: Iterable[int], jobs: int, keep_going: bool) -> int:
     return 1 if failed else 0
 
 
-def _results(seeds: list[int], jobs: int) -> Iterator[object]:
+def _results(seeds: list[int], jobs: int, nodes: int | None) -> Iterator[object]:
     from simulation.seeds import run_seed
 
+    run = functools.partial(run_seed, nodes=nodes)
     if jobs == 1 or len(seeds) == 1:
-        yield from map(run_seed, seeds)
+        yield from map(run, seeds)
         return
     context = multiprocessing.get_context("forkserver" if sys.platform != "win32" else "spawn")
     with context.Pool(min(jobs, len(seeds)), maxtasksperchild=50) as pool:
-        yield from pool.imap_unordered(run_seed, seeds, chunksize=2)
+        yield from pool.imap_unordered(run, seeds, chunksize=2)
 
 
 if __name__ == "__main__":

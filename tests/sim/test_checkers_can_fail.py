@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -29,8 +29,8 @@ import reach.core.settle
 import reach.core.stats
 import reach.core.writing
 import reach.node.election
-import reach.node.pins
 import reach.node.registrar
+from agentreach.v1.registry_pb2 import AgentRecord
 from reach.adapters.etcd.lease import EtcdLease
 from tools.simulation import invariants
 from tools.simulation.ledger import Violation
@@ -366,7 +366,12 @@ _never_again = property(lambda self: 1e4 if self._linked else 0.0, lambda self, 
 @breaks
 def every_agent_answers_again(patch: Patch) -> None:
     """Whose stream was cut does not dial again."""
-    patch.setattr(agent_sdk.redial.Redial, "wait_s", _never_again)
+
+    def failed(ours: Any, self: Any, *given: Any, **named: Any) -> None:
+        ours(self, *given, **named)
+        self.wait_s = 1e4 if self._linked else self.wait_s
+
+    around(patch, agent_sdk.redial.Redial, "failed", failed)
 
 
 # ---- several nodes ----
@@ -396,6 +401,8 @@ def two_nodes_never_lead_at_once(patch: Patch) -> None:
     patch.setattr(reach.node.election.Election, "leading", property(leading))
     patch.setattr(EtcdLease, "lost", property(lambda self: self._gone.is_set()))
     patch.setattr(EtcdLease, "_watch_the_clock", lambda self: None)
+    patch.setattr(reach.node.election.Election, "_check_time", lambda self, own: None)
+    patch.setattr(reach.node.election.Election, "_wait", lambda self, own: asyncio.sleep(0.1))
 
 
 @breaks_nodes
@@ -409,13 +416,25 @@ def every_view_is_what_the_store_says(patch: Patch) -> None:
 
 @breaks_nodes
 def epochs_of_a_session_never_go_down(patch: Patch) -> None:
-    """A pin's epoch is less than the last one."""
-    count = iter(range(10**6, 0, -1))
+    """Each message of a session comes under a smaller epoch than the one before."""
 
-    async def create(ours: Any, self: Any, effect: Any) -> Any:
-        return dataclasses.replace(await ours(self, effect), epoch=next(count))
+    def take_head(ours: Any, state: Any, lane: Any) -> Any:
+        lane.epoch -= 1
+        return ours(state, lane)
 
-    around(patch, reach.node.pins.PinBook, "create", create)
+    around(patch, reach.core.lanes, "take_head", take_head)
+
+
+@breaks_nodes
+def only_an_agents_home_delivers(patch: Patch) -> None:
+    """Agents are registered as another node's."""
+
+    def value(ours: Any, agent: Any) -> bytes:
+        record = AgentRecord.FromString(ours(agent))
+        record.node_id = "node-9"
+        return record.SerializeToString()
+
+    around(patch, reach.node.registrar, "_value", value)
 
 
 @breaks

@@ -15,7 +15,7 @@ from agentreach.wire import payload as payloads
 from reach.core.ports import Identity, MeshFailure
 from reach.node.engine import Engine
 
-from .ledger import Ask
+from .ledger import Ask, Run
 
 if TYPE_CHECKING:
     from .process import Process
@@ -38,10 +38,10 @@ class Asking:
         else:
             await self._noted(ask, lambda: self._request(mesh, ask, data, options))
 
-    async def nested(self, ctx: Context, data: dict[str, Any], target: str) -> None:
+    async def nested(self, ctx: Context, data: dict[str, Any], target: str, run: Run) -> None:
         """One request from within a handler; its failure is the handler's."""
         number = self._world.number()
-        ask = Ask(number, number, self._process, target, "nested", ctx.time_left(), nested=True)
+        ask = Ask(number, number, self._process, target, "nested", ctx.time_left(), nested=True, parent=run)
         inner = {**data, "ask": number}
         failure: list[ReachError] = []
         # The business step is the same in each lap of a circle, so that the mesh can see it.

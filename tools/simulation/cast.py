@@ -112,7 +112,7 @@ class Troupe:
             @agent.handler
             async def answer(data: dict[str, Any], ctx: Context) -> dict[str, Any]:
                 with self._recorded(data, ctx, limit) as run:
-                    await self._act(role.kind, data, ctx)
+                    await self._act(role.kind, data, ctx, run)
                     return {"ask": data["ask"], "run": run.number}
 
         return agent
@@ -123,13 +123,13 @@ class Troupe:
             self.world.ledger.hears(self.process, topic, event["by"], event["n"])
             await asyncio.sleep(event["s"])
 
-    async def _act(self, kind: str, data: dict[str, Any], ctx: Context) -> None:
+    async def _act(self, kind: str, data: dict[str, Any], ctx: Context, run: Run) -> None:
         if data["s"]:
             await self._sleep(kind, data["s"])
         if kind == "chat":
             self.turns[ctx.session_id] = self.turns.get(ctx.session_id, 0) + 1
         elif kind == "relay":
-            await self._pass_on(data, ctx)
+            await self._pass_on(data, ctx, run)
         elif kind == "flaky":
             self._fail(data)
 
@@ -141,13 +141,13 @@ class Troupe:
                 await asyncio.sleep(2 * seconds)
             raise
 
-    async def _pass_on(self, data: dict[str, Any], ctx: Context) -> None:
+    async def _pass_on(self, data: dict[str, Any], ctx: Context, run: Run) -> None:
         """Ask the next agent of the chain, or of the circle."""
         hops = data["hops"]
         if hops:
             target = "relay" if hops > 1 else data["next"]
             inner = {**data, "hops": hops - 1}
-            await self.asking.nested(ctx, inner, target)
+            await self.asking.nested(ctx, inner, target, run)
 
     def _fail(self, data: dict[str, Any]) -> None:
         """Raise what was ordered, as often as was ordered."""
@@ -180,6 +180,7 @@ class Troupe:
             ctx.attempt,
             ctx.session_id,
             envelope.epoch,
+            envelope.hop_count,
             len(envelope.path),
             bytes(envelope.entry[:8]),
             limit,

@@ -44,6 +44,13 @@ class FaultsOfNodes(Faults):
             "key by hand": (1, self._key_by_hand),
         }
 
+    def _some_node(self) -> Process | None:
+        """A node; half of the time the one that leads."""
+        process = self._some("node")
+        leader = self._registry.leader_id()
+        leading = next((each for each in self._world.nodes.values() if each.alive and _id_of(each) == leader), None)
+        return leading if leading is not None and self._rng.random() < 0.5 else process
+
     # ---- the network ----
 
     def _half_open(self) -> str:
@@ -97,7 +104,7 @@ class FaultsOfNodes(Faults):
 
     def _node_stays_away(self) -> str:
         """Killed, and started again only after its leases may have ended."""
-        process = self._some("node")
+        process = self._some_node()
         if process is None:
             return ""
         process.kill(power=self._rng.random() < 0.3)
@@ -105,15 +112,16 @@ class FaultsOfNodes(Faults):
         return f"{process}"
 
     def _node_leaves(self) -> str:
-        process = self._some("node")
-        if process is None or process.things.get("leaving") or not process.things["node"].serving:
+        process = self._some_node()
+        node = process.things.get("node") if process is not None else None
+        if process is None or node is None or process.things.get("leaving") or not node.serving:
             return ""
         process.things["leaving"] = True
-        process.loop.call_soon(process.loop.run_inside, process.things["node"].leave(), "leave")
+        process.loop.call_soon(process.loop.run_inside, node.leave(), "leave")
         return f"{process}"
 
     def _node_pause(self) -> str:
-        process, seconds = self._some("node"), self._for_s()
+        process, seconds = self._some_node(), self._for_s()
         if process is None:
             return ""
         process.stop(seconds, suspended=self._rng.random() < 0.3)
@@ -125,7 +133,7 @@ class FaultsOfNodes(Faults):
         return process.things["node"].store if process is not None and "node" in process.things else None
 
     def _some_link(self) -> tuple[Process | None, StoreLink | None]:
-        process = self._some("node")
+        process = self._some_node()
         return process, self._link_of(process)
 
     def _store_cut(self) -> str:
@@ -182,8 +190,7 @@ class FaultsOfNodes(Faults):
         if not leases:
             return ""
         lease = self._rng.choice(leases)
-        self._registry.by_hand = True
-        self._registry.use(lambda keys: keys.revoke(lease))
+        self._registry.revoke(lease)
         return f"{lease}"
 
     def _key_by_hand(self) -> str:
@@ -192,9 +199,12 @@ class FaultsOfNodes(Faults):
         if not names:
             return ""
         name = self._rng.choice(names)
-        self._registry.by_hand = True
         self._registry.delete(name)
         return name
+
+
+def _id_of(process: Process) -> str:
+    return str(process.things["address"]).partition(":")[0]
 
 
 def _may_go(key: str) -> bool:

@@ -69,6 +69,8 @@ class Ask:
     ends: int = 0
     left: bool = False
     """Its consumer left a streamed reply before the end."""
+    parent: Run | None = None
+    """The handler's call that asked, if one did."""
 
     @property
     def deadline(self) -> float:
@@ -94,6 +96,9 @@ class Run:
     session: str
     epoch: int
     hops: int
+    """How many agents the call tree went through, by the envelope."""
+    path: int
+    """How many its path names."""
     life: bytes
     """Which life of which node delivered it."""
     limit: int

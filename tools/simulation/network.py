@@ -89,7 +89,8 @@ class End:
 class Connection:
     """One HTTP/2 stream between a client process and a node process."""
 
-    def __init__(self, world: World, client: Process, node: Process) -> None:
+    def __init__(self, world: World, client: Process, node: Process, between_nodes: bool = False) -> None:
+        self.between_nodes = between_nodes
         self.world = world
         self.number = world.number()
         self.ends = (End(self, client, True), End(self, node, False))
@@ -154,7 +155,11 @@ class Connection:
             for _ in range(rng.randint(0, len(end.under_way))):
                 end.under_way.pop()
             self.world.scheduler.after(after_s, self._notice, end, "the connection was reset")
-        self.world.connections.pop(self, None)
+        self._gone()
+
+    def _gone(self) -> None:
+        if self.world.connections.pop(self, self) is None:
+            self.ends[0].process.was_cut()
 
     def _notice(self, end: End, why: str) -> None:
         if not end.process.loop.dead:
@@ -165,12 +170,14 @@ class Connection:
         if self.over:
             return
         self.silent_until = max(self.silent_until, self.world.now + seconds)
+        self.ends[0].process.was_cut(seconds)
         if seconds > KEEPALIVE_S:
             self.world.scheduler.after(KEEPALIVE_S, self._unanswered_pings)
 
     def deafen(self, end: End, seconds: float) -> None:
         """What one end writes does not arrive for so long; the answers to the pings of the other do not either."""
         end.deaf_until = max(end.deaf_until, self.world.now + seconds)
+        self.ends[0].process.was_cut(seconds)
         if seconds > KEEPALIVE_S:
             self.world.scheduler.after(KEEPALIVE_S, self._unanswered_pings)
 
@@ -197,7 +204,7 @@ class Connection:
 
     def _dropped(self, end: End) -> None:
         self.lossy = True
-        self.world.connections.pop(self, None)
+        self._gone()
         self._notice(end, "the peer ended the stream")
 
 
@@ -250,9 +257,10 @@ class SimStream:
 class SimTransport:
     """A process's way to the nodes."""
 
-    def __init__(self, world: World, process: Process) -> None:
+    def __init__(self, world: World, process: Process, *, between_nodes: bool = False) -> None:
         self._world = world
         self._process = process
+        self._between_nodes = between_nodes
 
     async def open(self, address: str, metadata: Sequence[tuple[str, str]]) -> SimStream:
         """See `Transport.open`: a round trip; no answer at all while the way there is silent or the node frozen."""
@@ -275,7 +283,7 @@ class SimTransport:
         """In the node's loop."""
         if answer.done() or self._process.loop.dead or node.accept is None:
             return
-        connection = Connection(self._world, self._process, node)
+        connection = Connection(self._world, self._process, node, self._between_nodes)
         stream = SimStream(connection.ends[0])
         try:
             node.accept(connection.ends[1])
@@ -283,6 +291,7 @@ class SimTransport:
             connection.drop(connection.ends[1])
             self._answer(answer, refused)
             return
+        self._process.has_linked()
         self._answer(answer, stream)
 
     def _answer(self, answer: asyncio.Future[SimStream], outcome: SimStream | Refused) -> None:

@@ -38,6 +38,12 @@ def _repeatable(world: World, run: Run) -> bool:
     return run.state.startswith("said no")
 
 
+def _forgotten(world: World, run: Run) -> bool:
+    """The node that owned this run is dead, and so is, where other nodes could have asked it, the agent."""
+    node = world.lives.get(run.life)
+    return node is not None and not node.alive and (len(world.addresses) == 1 or not run.process.alive)
+
+
 @invariant("start")
 def side_effects_happen_once(world: World, run: Run) -> str:
     """A message that is not idempotent runs once, whatever fails and however often it is sent."""
@@ -45,7 +51,7 @@ def side_effects_happen_once(world: World, run: Run) -> str:
     if not asks or asks[0].idempotent:
         return ""
     for other in world.ledger.runs[run.group]:
-        if other is run or other.life != run.life or _repeatable(world, other):
+        if other is run or _forgotten(world, other) or _repeatable(world, other):
             continue
         before = f"run {other.number} at {other.agent_id}, which is {other.state}"
         return f"m{run.group} runs at {run.agent_id} (run {run.number}) after {before}"
@@ -83,7 +89,9 @@ def one_message_has_one_outcome(world: World, ask: Ask) -> str:
         if other is ask or other.outcome != "OK" or not other.run or other.run == ask.run:
             continue
         one, two = runs.get(ask.run), runs.get(other.run)
-        if one is not None and two is not None and one.life == two.life:
+        if one is None or two is None or _forgotten(world, one) or _forgotten(world, two):
+            continue
+        if not ask.idempotent or (one.process.alive and two.process.alive):  # agents keep large and streamed replies
             return f"{ask} was answered by run {ask.run}, {other} by run {other.run}"
     return ""
 
@@ -226,15 +234,33 @@ def accepted_events_were_heard(world: World, _: None) -> str:
 
 @invariant("start")
 def a_session_has_one_owner(world: World, run: Run) -> str:
-    """A session has one owner at a time: two run it at once only if the one is lost and the other newer."""
+    """A session is never run by two owners at once; only one that nobody could reach for long may still be at it."""
     if not run.session:
         return ""
     for other in world.ledger.all_runs:
-        if other is run or other.session != run.session or other.state != "running" or other.life != run.life:
+        if other is run or other.session != run.session or other.state != "running":
             continue
         if other.process is run.process:
             if other.agent_id == run.agent_id:
                 return f"{run.agent_id} runs two messages of session {run.session} at once"
-        elif other.epoch >= run.epoch:
+        elif other.epoch >= run.epoch or not _unreachable(world, other):
             return f"session {run.session}: {other.agent_id} (epoch {other.epoch}) and {run.agent_id} ({run.epoch})"
+    return ""
+
+
+def _unreachable(world: World, run: Run) -> bool:
+    """Since it began its process could not be reached for so long that the mesh had to go on without it."""
+    window_s = float(world.node_flags.get("resume_window_s", 10.0))
+    return run.process.longest_cut_s(run.started_at) >= window_s - 0.5
+
+
+@invariant("start")
+def epochs_of_a_session_never_go_down(world: World, run: Run) -> str:
+    """Handlers never see an epoch of a session below one that was seen before, but where nobody could reach them."""
+    if not run.session or world.registry is None:
+        return ""
+    for other in world.ledger.all_runs:
+        if other.session == run.session and other.epoch > run.epoch and not _unreachable(world, run):
+            seen = f"run {other.number} of {other.agent_id} saw {other.epoch}"
+            return f"session {run.session}: run {run.number} of {run.agent_id} sees epoch {run.epoch}; {seen}"
     return ""

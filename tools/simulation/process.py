@@ -37,6 +37,9 @@ class Process:
         self.isolated_until = 0.0
         """Until then nothing of the network reaches it."""
         self.isolated: list[tuple[float, float]] = []
+        self.cut_off: list[tuple[float, float]] = []
+        """From when to when nobody could reach it by its link: it was cut or silent, or the node stood still."""
+        self._cut_since: float | None = None
         self.accept: Callable[[End], None] | None = None
         """A node's door; None: it does not listen."""
         self.things: dict[str, Any] = {}
@@ -72,6 +75,7 @@ class Process:
         self.stopped.append((world.now, world.now + seconds))
         for connection in list(world.connections):
             if any(end.process is self for end in connection.ends):
+                connection.ends[0].process.was_cut(seconds)
                 connection.peer_stopped(self)
         world.scheduler.after(seconds, self._goes_on)
 
@@ -106,6 +110,31 @@ class Process:
         for connection in list(world.connections):
             if any(end.process is self for end in connection.ends):
                 connection.silence(seconds)
+
+    @property
+    def ran_since(self) -> float:
+        """Since when it has not stood still."""
+        return max((end for _, end in self.stopped), default=self.started_at)
+
+    def was_cut(self, seconds: float = 0.0) -> None:
+        """Its link is cut; with `seconds`, it is silent for so long."""
+        now = self.world.now
+        if seconds:
+            self.cut_off.append((now, now + seconds))
+        elif self._cut_since is None:
+            self._cut_since = now
+
+    def has_linked(self) -> None:
+        """A new stream leads to a node."""
+        if self._cut_since is not None:
+            self.cut_off.append((self._cut_since, self.world.now))
+            self._cut_since = None
+
+    def longest_cut_s(self, since: float) -> float:
+        """How long it could not be reached in one go, counting only what lasted after a time."""
+        now = self.world.now
+        spans = self.cut_off if self._cut_since is None else [*self.cut_off, (self._cut_since, now)]
+        return max((min(end, now) - begin for begin, end in spans if end >= since), default=0.0)
 
     def lost_s(self, since: float, until: float) -> float:
         """For how much of a time it did not run."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from agentreach.v1.peer_pb2 import Candidacy
 from reach.adapters.memory_keyspace import Keyspace
 from reach.core.store import Change, Compare, Delete, Field, Op, Operation, Put, TxnResult
 
@@ -31,8 +32,8 @@ class Registry:
         self.watches: dict[Watch, None] = {}
         self.away_until = 0.0
         """Until then nobody reaches it."""
-        self.by_hand = False
-        """Somebody deleted a key or revoked a lease by hand in this world."""
+        self.ousted = False
+        """Somebody has removed a candidate's key by hand in this world."""
         self.changed_at: dict[str, float] = {}
         """By key: when it was written or deleted last."""
         self._look_at = float("inf")
@@ -65,13 +66,25 @@ class Registry:
         """The create revision of the key that leads: the lowest of the election; 0 without one."""
         return min((item.create_revision for item in self.keys.below(ELECTION)), default=0)
 
+    def leader_id(self) -> str:
+        """The node that leads; empty without one."""
+        first = min(self.keys.below(ELECTION), key=lambda item: item.create_revision, default=None)
+        return "" if first is None else Candidacy.FromString(first.value).node_id
+
     def compact(self) -> None:
         """Forget every change so far."""
         self.use(lambda keys: keys.compact(keys.revision))
 
     def delete(self, name: str) -> None:
         """Somebody deletes a key by hand."""
+        self.ousted = self.ousted or name.startswith(ELECTION)
         self.use(lambda keys: keys.txn((), (Delete(name),), ()))
+
+    def revoke(self, lease: int) -> None:
+        """Somebody revokes a lease by hand."""
+        held = self.keys._leases[lease].keys
+        self.ousted = self.ousted or any(name.startswith(ELECTION) for name in held)
+        self.use(lambda keys: keys.revoke(lease))
 
     def extend(self) -> None:
         """etcd has a new leader: every lease lives a whole TTL from now on."""

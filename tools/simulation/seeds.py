@@ -28,23 +28,26 @@ class Found:
     """Empty if all invariants held."""
 
 
-def run_seed(seed: int, *, trace: bool = False) -> Found:
-    """Live through one seed; a violation is told with the last events of the message concerned."""
+def run_seed(seed: int, *, trace: bool = False, nodes: int | None = None) -> Found:
+    """Live through one seed; a violation is told with the last events of the message concerned.
+
+    `nodes` overrides how many nodes it draws.
+    """
     began = time.process_time()
-    world = World(seed, trace=trace)
+    world = World(seed, trace=trace, nodes=nodes)
     try:
         world.run()
     except Violation as violation:
-        report = _told(world, violation, _followed(seed, violation))
+        report = _told(world, violation, _followed(seed, violation, nodes))
         return _found(world, began, violation.invariant, report)
     return _found(world, began)
 
 
-def _followed(seed: int, violation: Violation) -> list[str]:
+def _followed(seed: int, violation: Violation, nodes: int | None) -> list[str]:
     """The events of the message concerned: the seed is run again with an eye on it."""
     if violation.group is None:
         return []
-    world = World(seed, follow=violation.group)
+    world = World(seed, follow=violation.group, nodes=nodes)
     try:
         world.run()
     except Violation:
@@ -62,7 +65,7 @@ def _told(world: World, violation: Violation, followed: list[str]) -> str:
             f"  faults:    {', '.join(world.fault_names) or 'none'}; settings {world.node_flags}",
             "  last events of the message:" if followed else "  last events:",
             *(f"    {line}" for line in events),
-            f"  replay: python tools/sim.py --seed {world.seed} --trace",
+            f"  replay: python tools/sim.py --seed {world.seed} --nodes {world.sharing} --trace",
         )
     )
 

@@ -141,6 +141,11 @@ class StoreLink:
         """True while nothing passes."""
         return self.registry.world.now < self.cut_until
 
+    def hears_since(self, seconds: float) -> bool:
+        """True if for so long nothing kept from it what the store says."""
+        since = self.registry.world.now - seconds
+        return since > max(self.cut_until, self.slow_until, self.watches_late_until, self.answers_lost_until)
+
     # ---- the way there and back ----
 
     def way_s(self) -> float:

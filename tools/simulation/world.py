@@ -7,11 +7,12 @@ answers again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from . import invariants, node, of_messages, of_processes
+from . import invariants, node, of_messages, of_nodes, of_processes
 from .asking import Asking
 from .cast import TOPICS, Role, Troupe
 from .faults import Faults
@@ -25,7 +26,7 @@ from .registry import Registry
 if TYPE_CHECKING:
     from .network import Connection
 
-CHECKERS = (of_messages, of_processes)  # importing them fills `invariants.ALL`
+CHECKERS = (of_messages, of_nodes, of_processes)  # importing them fills `invariants.ALL`
 NODES = {0: 9, 1: 1}  # how many share a store, and how often; 0: one with its own, embedded
 LOAD_UNTIL_S = 16.0
 HEALED_AT_S = 20.0
@@ -36,6 +37,7 @@ PROBES_APART_S = 0.2
 ENDED_WITHIN_S = 30.0
 LOOK_EVERY_TURNS = 8  # of the processes beside the node: their queues change slowly
 LINKS_MAX_LATENCY_S = (0.0005, 0.005, 0.05)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,15 @@ class World:
         known = rng.sample(self.addresses, len(self.addresses))
         return tuple(known) if rng.random() < 0.8 else tuple(known[:1])
 
+    def as_process(self, process: Process, look: Callable[[], T]) -> T:
+        """Look at something that looks at the clocks of a process."""
+        scheduler = self.scheduler
+        before, scheduler.current = scheduler.current, process.loop
+        try:
+            return look()
+        finally:
+            scheduler.current = before
+
     def walled_until(self, process: Process, address: str) -> float:
         """Until when nothing gets through from a process to an address."""
         return max((wall.until for wall in self.walls if wall.parts(process, address)), default=0.0)
@@ -162,6 +173,9 @@ class World:
             flags["requests_in_flight_max"] = 12
         if rng.random() < 0.2:
             flags["resume_window_s"] = rng.choice((1.0, 3.0))
+        if self.sharing:
+            flags["election_ttl_s"] = rng.choice((2.0, 2.0, 5.0))
+            flags["node_lease_ttl_s"] = rng.choice((3.0, 8.0, 20.0))
         return flags
 
     def _start(self, kind: str, name: str) -> Process:
@@ -256,7 +270,7 @@ class World:
 
         kind = FaultsOfNodes if self.sharing else Faults
         faults = kind(self, Random(f"{self.seed}/faults"), HEALED_AT_S)
-        self.fault_names = faults.schedule(rng.choice((0, 1, 2, 4, 8)))
+        self.fault_names = faults.schedule(rng.choice((0, 2, 4, 8, 12) if self.sharing else (0, 1, 2, 4, 8)))
         self.scheduler.at(HEALED_AT_S, self._heal)
         self._go(ANSWERED_BY_S, "answered")
         self._go(SETTLED_BY_S, "settled")
