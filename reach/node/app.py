@@ -101,7 +101,8 @@ async def running(config: Config) -> AsyncIterator[Node]:
     """
     store = await make_store(config)
     record = _node_record(config)
-    engine = make_engine(config, time.time(), record.incarnation, await shared_key(store))
+    lineage_key = await shared_key(store)
+    engine = make_engine(config, time.time(), record.incarnation, lineage_key)
     engine.node_links = node_links = NodeLinks(engine, GrpcTransport(path=LINK_PATH))
     election = Election(store, config.node_id, ttl_s=config.election_ttl_s)
     admission = Admission(store, election, config.node_id, agents_max=config.agents_max)
