@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1.frame_pb2 import Frame, Signal
-from reach.core import health, links, loads, mesh, nodes, remote, replies, visiting
+from reach.core import crossing, health, interest, links, loads, mesh, nodes, remote, replies, visiting
 from reach.core.effects import Forwarding
 
 if TYPE_CHECKING:
@@ -39,10 +39,15 @@ def frame(state: State, node: NodePeer, received: Frame, spent_ms: int) -> None:
         for envelope in received.envelopes:
             kind = envelope.type
             if kind == RESPONSE:
-                replies.respond(state, node, envelope)
+                if crossing.is_count(state, envelope.entry):
+                    crossing.counted(state, node, envelope)
+                else:
+                    replies.respond(state, node, envelope)
             elif kind == CANCEL:
                 visiting.cancel(state, node, envelope)
-            elif kind not in (EVENT, CALLBACK):
+            elif kind in (EVENT, CALLBACK):
+                crossing.arrived(state, node, envelope, spent_ms)
+            else:
                 visiting.admit_from(state, node, envelope, spent_ms)
     if node.filled and not link.full:
         node.filled = False
@@ -73,6 +78,10 @@ def _progress(state: State, node: NodePeer, signal: Signal) -> None:
     mesh.progress(state, node, signal)
 
 
+def _interest(state: State, node: NodePeer, signal: Signal) -> None:
+    interest.heard(state, node, signal.interest)
+
+
 def _forward(state: State, node: NodePeer, signal: Signal) -> None:
     state.effects.append(Forwarding(node, forward=signal.forward))
 
@@ -90,6 +99,7 @@ _SIGNALS: dict[str, Callable[[State, NodePeer, Signal], None]] = {
     "attempt_state": _attempt_state,
     "stream_credit": _stream_credit,
     "progress": _progress,
+    "interest": _interest,
     "forward": _forward,
     "forwarded": _forwarded,
     "goodbye": _goodbye,

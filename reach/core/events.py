@@ -24,7 +24,7 @@ from agentreach.wire.checks import event_fault
 from agentreach.wire.errors import failure
 from agentreach.wire.names import is_topic, normalise_env
 from agentreach.wire.outbox import Item
-from reach.core import admit, loops, route, writing
+from reach.core import admit, crossing, loops, nodes, route, writing
 from reach.core.agents import FULL
 from reach.core.lineage import valid_until_unix_ms
 from reach.core.requests import Attachment, Port
@@ -82,7 +82,7 @@ def publish(
     envelope.ClearField("entry")
     envelope.ClearField("actors")
     env = normalise_env(envelope.env)
-    _spread(state, publishing, list(_receivers(state, envelope, who, env)), envelope, parent)
+    spread(state, publishing, list(_receivers(state, envelope, who, env)), envelope, parent)
 
 
 def call_back(state: State, envelope: Envelope, parent: Lineage | None) -> int:
@@ -92,21 +92,29 @@ def call_back(state: State, envelope: Envelope, parent: Lineage | None) -> int:
     """
     publishing = Publishing(NOBODY, envelope, state.now + state.rules.publish_timeout_s)
     key = (envelope.tenant, envelope.env, envelope.target.topic)
-    _spread(state, publishing, list(state.topics.subscribers(key)), envelope, parent)
-    return publishing.matched
+    receivers = [*state.topics.subscribers(key), *crossing.receivers_elsewhere(state, envelope, envelope.env)]
+    spread(state, publishing, receivers, envelope, parent)
+    return publishing.matched + len(publishing.awaiting)
 
 
-def _spread(
+def spread(
     state: State,
     publishing: Publishing,
     receivers: list[tuple[Peer, str]],
     envelope: Envelope,
     parent: Lineage | None,
 ) -> None:
+    """Give an event to all who receive it; nodes first, for what is sent to a process is written into the envelope."""
+    here: list[tuple[Peer, str]] = []
     for subscriber, agent_id in receivers:
+        if isinstance(subscriber, nodes.NodePeer):
+            crossing.send(state, publishing, subscriber, agent_id, envelope, parent)
+        else:
+            here.append((subscriber, agent_id))
+    for subscriber, agent_id in here:
         _send(state, publishing, subscriber, agent_id, envelope, parent)
     state.stats.events_published += 1
-    if publishing.items:
+    if publishing.items or publishing.awaiting:
         publishing.timer = state.checks.schedule(publishing, publishing.deadline)
     else:
         finish(state, publishing)
@@ -123,7 +131,8 @@ def _oversize(state: State, envelope: Envelope) -> Error | None:
 def _receivers(state: State, envelope: Envelope, who: Identity, env: str) -> Iterable[tuple[Peer, str]]:
     target = envelope.target
     if target.topic:
-        return state.topics.subscribers((who.tenant, env, target.topic))
+        here = state.topics.subscribers((who.tenant, env, target.topic))
+        return [*here, *crossing.receivers_elsewhere(state, envelope, env)]
     pool = state.directory.pool_for(target, who.tenant, env)
     if target.broadcast:
         agents = [agent for tier in pool.tiers[: FULL + 1] for agent in tier.agents]
@@ -172,23 +181,32 @@ def _send(
     envelope.ClearField("path")
     envelope.path.extend(lineage.path)
     envelope.recipient = agent_id
-    link = peer.link
-    while link.full and _drop_oldest(state, peer):
-        pass
-    if link.full:
+    if not make_room(state, peer):
         publishing.dropped += 1
-        _count_gap(state, peer, agent_id, publishing.topic)
+        count_gap(state, peer, agent_id, publishing.topic)
         return
-    item = link.put(envelope, state.now, admit.PRIORITY_LANE[envelope.priority])
+    item = peer.link.put(envelope, state.now, admit.PRIORITY_LANE[envelope.priority])
     item.owner = publishing
     publishing.items.add(item)
+    remember(peer, item)
+    state.woken.add(peer)
+
+
+def make_room(state: State, peer: Peer) -> bool:
+    """Let a full link's oldest events give way to a new one. False: nothing of it can."""
+    while peer.link.full and _drop_oldest(state, peer):
+        pass
+    return not peer.link.full
+
+
+def remember(peer: Peer, item: Item) -> None:
+    """Note an event in the outbox: it may have to give way."""
     events = peer.event_items
     while events and not events[0].waits:
         events.popleft()
     if len(events) > 2 * limits.OUTBOX_ENVELOPES_MAX:  # its head waits, behind others' urgent ones, and hides the sent
         events = peer.event_items = deque(each for each in events if each.waits)
     events.append(item)
-    state.woken.add(peer)
 
 
 def _drop_oldest(state: State, peer: Peer) -> bool:
@@ -206,13 +224,16 @@ def _drop_oldest(state: State, peer: Peer) -> bool:
         if item in publishing.items:
             publishing.items.discard(item)
             publishing.dropped += 1
-            _finish_if_all_is_known(state, publishing)
-        _count_gap(state, peer, agent_id, publishing.topic)
+            finish_if_all_is_known(state, publishing)
+        count_gap(state, peer, agent_id, publishing.topic)
     return True
 
 
-def _count_gap(state: State, peer: Peer, agent_id: str, topic: str) -> None:
+def count_gap(state: State, peer: Peer, agent_id: str, topic: str) -> None:
+    """One event less for a subscriber, who will be told. (What does not cross to a node is only counted.)"""
     state.stats.events_dropped += 1
+    if isinstance(peer, nodes.NodePeer):
+        return
     peer.gaps[agent_id, topic] = peer.gaps.get((agent_id, topic), 0) + 1
 
 
@@ -221,7 +242,7 @@ def never_sent(state: State, publishing: Publishing, item: Item) -> None:
     if item in publishing.items:
         publishing.items.discard(item)
         publishing.dropped += 1
-        _finish_if_all_is_known(state, publishing)
+        finish_if_all_is_known(state, publishing)
 
 
 def acknowledged(state: State, publishing: Publishing, item: Item) -> None:
@@ -230,11 +251,14 @@ def acknowledged(state: State, publishing: Publishing, item: Item) -> None:
     if item in publishing.items:
         publishing.items.discard(item)
         publishing.accepted += 1
-        _finish_if_all_is_known(state, publishing)
+        finish_if_all_is_known(state, publishing)
 
 
-def _finish_if_all_is_known(state: State, publishing: Publishing) -> None:
-    if not publishing.items and publishing.timer is not None:  # without a timer it is still being sent
+def finish_if_all_is_known(state: State, publishing: Publishing) -> None:
+    """End a publishing of which nothing is under way any more."""
+    if (
+        not publishing.items and not publishing.awaiting and publishing.timer is not None
+    ):  # without a timer it is still being sent
         finish(state, publishing)
 
 
@@ -253,9 +277,10 @@ def finish(state: State, publishing: Publishing) -> None:
     if publishing.timer is not None:
         state.checks.cancel(publishing.timer, publishing)
         publishing.timer = None
-    unknown = len(publishing.items)
+    silent = crossing.over(state, publishing)
+    unknown = len(publishing.items) + publishing.lost + silent
     publishing.items.clear()
-    counts = (publishing.matched, publishing.accepted, publishing.dropped, unknown)
+    counts = (publishing.matched + silent, publishing.accepted, publishing.dropped, unknown)
     value = Value()
     for name, count in zip(COUNTS, counts, strict=True):
         value.struct_value.fields[name].number_value = count

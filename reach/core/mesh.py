@@ -27,6 +27,7 @@ from reach.core import (
     events,
     health,
     heartbeats,
+    interest,
     lanes,
     links,
     loads,
@@ -194,6 +195,8 @@ def finish_step(state: State) -> None:
     directory = state.directory
     if directory.news:
         loads.tell_news(state)
+    if state.topics.news:
+        interest.tell_news(state)
     while state.lanes_ready or directory.freed or directory.shrunk:
         if state.lanes_ready:
             lanes.drain_ready(state)

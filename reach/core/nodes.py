@@ -14,7 +14,7 @@ from agentreach.v1.admin_pb2 import NodeRecord
 from agentreach.v1.frame_pb2 import Signal
 from agentreach.wire.limits import PROTOCOL_VERSION
 from agentreach.wire.names import is_name
-from reach.core import loads, remote, visiting
+from reach.core import interest, loads, remote, visiting
 from reach.core.effects import EndStream, Forwarding
 from reach.core.peers import Peer
 from reach.core.ports import Identity
@@ -36,7 +36,7 @@ _SILENT_S = 4 * _BEAT_S  # a link that says nothing for so long is cut
 class NodePeer(Peer):
     """Another node: this end of the link to it, and its agents. It is there from the first that is heard of it on."""
 
-    __slots__ = ("address", "agents", "draining", "node_id", "record", "since", "told", "visiting", "why_down")
+    __slots__ = ("address", "agents", "draining", "node_id", "record", "since", "told", "unregistered", "visiting", "why_down")
 
     def __init__(self, state: State, node_id: str) -> None:
         super().__init__(state, f"node/{node_id}", b"", Identity(tenant="", principal=f"node/{node_id}"))
@@ -49,6 +49,8 @@ class NodePeer(Peer):
         self.agents: dict[AgentKey, Attachment] = {}
         self.told: dict[AgentKey, AgentLoad] = {}
         """What it said last of each of its agents, also of those whose records have not come yet."""
+        self.unregistered: dict[AgentKey, None] = {}
+        """Of its agents those whose keys have vanished from the store, though it says that it has them."""
         self.visiting: dict[bytes, NodePort] = {}
         """By its entry: requests that it gave to agents of this node."""
         self.draining = False
@@ -137,6 +139,7 @@ def _begin_again(state: State, node: NodePeer, incarnation: bytes) -> None:
         remote.forgotten(state, node)
     node.incarnation = incarnation
     node.link.restart()
+    remote.drop_unregistered(state, node)
     node.told.clear()
     node.draining = False
 
@@ -151,6 +154,7 @@ def _up(state: State, node: NodePeer, resumed: bool) -> None:
     remote.link_back(state, node, resumed=resumed)
     if not resumed:
         loads.tell_all(state, node)
+        interest.tell_all(state, node)
     state.woken.add(node)
     state.log("info", "node linked", node=node.node_id, resumed=resumed)
     _check_at(state, node, state.now + _BEAT_S)
@@ -194,6 +198,7 @@ def on_timer(state: State, node: NodePeer) -> None:
         _check_at(state, node, node.cut_at + state.rules.resume_window_s)
         return
     visiting.entry_lost(state, node, "its node's link did not come back")
+    state.interests.forget(node)
     remote.given_up(state, node, "its node's link did not come back")
     for item in list(node.link.outstanding()):
         node.link.withdraw(item)

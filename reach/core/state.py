@@ -20,6 +20,7 @@ from reach.core.configs import Configs
 from reach.core.dead_letter_book import DeadLetterBook
 from reach.core.directory import Directory
 from reach.core.effects import Effect, LogLine
+from reach.core.interest import Interests
 from reach.core.lineage import LineageKeys
 from reach.core.loads import LoadsDue
 from reach.core.loops import LoopLimits
@@ -120,6 +121,10 @@ class State:
         self.snapshots_held = 0
         """Bytes of sessions' states that are being stored."""
         self.topics = Topics()
+        self.interests = Interests()
+        """The topics that other nodes want."""
+        self.crossings: dict[int, tuple[Publishing, NodePeer]] = {}
+        """Events that crossed to other nodes, by number, whose counts have not come."""
         self.budget = RetryBudget()
         self.queue = _queue(rules)
         self.breakers_left: OrderedDict[tuple[str, str, str, bytes], Breaker] = OrderedDict()

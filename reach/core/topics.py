@@ -20,18 +20,23 @@ TopicKey = tuple[str, str, str]
 class Topics:
     """Subscriptions by topic. A subscriber is a process's caller (empty agent_id) or one of its agents."""
 
-    __slots__ = ("_subscribers", "count")
+    __slots__ = ("_subscribers", "count", "news", "telling")
 
     def __init__(self) -> None:
         self._subscribers: dict[TopicKey, dict[tuple[Peer, str], None]] = {}
         self.count = 0
         """Subscriptions there are."""
+        self.telling = False
+        """Other nodes are told of topics that get their first subscriber or lose their last: noted in `news`."""
+        self.news: list[TopicKey] = []
 
     def subscribe(self, key: TopicKey, peer: Peer, agent_id: str) -> bool:
         """True if it is new."""
         subscribers = self._subscribers.setdefault(key, {})
         if (peer, agent_id) in subscribers:
             return False
+        if self.telling and not subscribers:
+            self.news.append(key)
         subscribers[peer, agent_id] = None
         self.count += 1
         return True
@@ -45,7 +50,17 @@ class Topics:
         self.count -= 1
         if not subscribers:
             del self._subscribers[key]
+            if self.telling:
+                self.news.append(key)
         return True
+
+    def has(self, key: TopicKey) -> bool:
+        """Whether anybody is subscribed to it."""
+        return key in self._subscribers
+
+    def keys(self) -> list[TopicKey]:
+        """All topics that somebody is subscribed to."""
+        return list(self._subscribers)
 
     def subscribers(self, key: TopicKey) -> Iterable[tuple[Peer, str]]:
         """Who gets an event of this topic."""
@@ -57,9 +72,11 @@ class Publishing:
 
     __slots__ = (
         "accepted",
+        "awaiting",
         "deadline",
         "dropped",
         "items",
+        "lost",
         "matched",
         "message_id",
         "port",
@@ -77,6 +94,10 @@ class Publishing:
         self.matched = 0
         self.accepted = 0
         self.dropped = 0
+        self.lost = 0
+        """At other nodes: not acknowledged in time."""
         self.items: set[Item] = set()
         """On the links of subscribers, not acknowledged."""
+        self.awaiting: set[int] = set()
+        """Crossings to other nodes that were not answered."""
         self.timer: Token | None = None

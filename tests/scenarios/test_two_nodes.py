@@ -227,3 +227,74 @@ def test_an_agent_that_moves_to_another_node_is_known_there_alone() -> None:
     moved.answer(message, "ok")
     assert caller.text_of(message) == "ok"
     cores.assert_settled()
+
+
+# ---- events ----
+
+
+def test_an_event_reaches_subscribers_at_every_node_and_crosses_once_to_each() -> None:
+    cores = Cores(3)
+    one, two, three = cores.nodes
+    subscribers = [core.caller(f"s{number}") for number, core in enumerate((one, two, two, three))]
+    for subscriber in subscribers:
+        subscriber.subscribe("news")
+    crossed = two.state.nodes["n0"].link.last_accepted
+    publisher = one.caller("publisher")
+    event = publisher.publish("news")
+    assert [len(subscriber.events) for subscriber in subscribers] == [1, 1, 1, 1]
+    assert two.state.nodes["n0"].link.last_accepted == crossed + 1
+    counts = publisher.reply_to(event).payload.json.struct_value.fields
+    assert counts["matched"].number_value == counts["accepted"].number_value == 4
+    cores.assert_settled()
+
+
+def test_whoever_unsubscribes_or_goes_gets_no_event_from_other_nodes() -> None:
+    cores = Cores(2)
+    one, two = cores.nodes
+    subscriber = two.caller("s")
+    subscriber.subscribe("news")
+    publisher = one.caller("publisher")
+    subscriber.leave()
+    event = publisher.publish("news")
+    assert publisher.reply_to(event).payload.json.struct_value.fields["matched"].number_value == 0
+    assert not one.state.crossings
+    cores.assert_settled()
+
+
+def test_a_subscriber_that_came_before_the_nodes_were_linked_is_known_after() -> None:
+    cores = Cores(2)
+    one, two = cores.nodes
+    cores.cut(one, two)
+    cores.advance(11.0)
+    subscriber = two.caller("s")
+    subscriber.subscribe("news")
+    cores.link(one, two)
+    publisher = one.caller("publisher")
+    publisher.publish("news")
+    assert len(subscriber.events) == 1
+    cores.assert_settled()
+
+
+def test_an_event_to_a_selector_reaches_an_agent_of_another_node() -> None:
+    cores = Cores(2)
+    one, two = cores.nodes
+    agents = [two.agent("echo/1"), one.agent("echo/2"), two.agent("echo/3")]
+    publisher = one.caller("publisher")
+    publisher.publish(agent_type="echo", broadcast=True)
+    assert [len(agent.events) for agent in agents] == [1, 1, 1]
+    assert agents[0].events[0].recipient == "echo/1" and agents[0].events[0].hop_count == 1
+    cores.assert_settled()
+
+
+def test_what_a_node_does_not_answer_counts_as_unknown() -> None:
+    cores = Cores(2)
+    one, two = cores.nodes
+    subscriber = two.caller("s")
+    subscriber.subscribe("news")
+    cores.kill(two)
+    publisher = one.caller("publisher")
+    event = publisher.publish("news")
+    cores.advance(2.5)
+    counts = publisher.reply_to(event).payload.json.struct_value.fields
+    assert counts["unknown"].number_value == 1
+    assert not one.state.crossings

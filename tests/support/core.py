@@ -578,8 +578,7 @@ class CoreMesh:
             at = mesh.next_tick_at(state)
             if at is not None:
                 due.append(at)
-            when = min(due, default=end)
-            if when > end:
+            if not due or (when := min(due)) > end:
                 break
             state.now = max(state.now, when)
             for process in self.processes:
