@@ -28,24 +28,17 @@ from reach.adapters.http_server import HttpServer
 from reach.adapters.memory_store import MemoryStore
 from reach.adapters.metrics import make_registry, render
 from reach.adapters.peer_queries import PeerQueries
-from reach.core import remote, returning
+from reach.core import returning
 from reach.core.lineage import LineageKeys
 from reach.core.rules import Rules
 from reach.core.state import State
 from reach.core.store import Store, StoreUnavailable
-from reach.node.admission import Admission
 from reach.node.config import Config
-from reach.node.election import Election
 from reach.node.engine import Engine
 from reach.node.everywhere import Everywhere
-from reach.node.forwarding import Forwarding
 from reach.node.gauges import NodeGauges
 from reach.node.lineage_key import shared_key
-from reach.node.nodelinks import NodeLinks
-from reach.node.pins import PinBook
-from reach.node.policies import Policies, wishes
-from reach.node.registrar import Registrar
-from reach.node.view import View
+from reach.node.parts import Parts
 
 log = structlog.get_logger("reach")
 
@@ -103,30 +96,8 @@ async def running(config: Config) -> AsyncIterator[Node]:
     record = _node_record(config)
     lineage_key = await shared_key(store)
     engine = make_engine(config, time.time(), record.incarnation, lineage_key)
-    engine.node_links = node_links = NodeLinks(engine, GrpcTransport(path=LINK_PATH))
-    election = Election(store, config.node_id, ttl_s=config.election_ttl_s)
-    admission = Admission(store, election, config.node_id, agents_max=config.agents_max)
-    registrar = Registrar(
-        store,
-        record,
-        lease_ttl_s=config.node_lease_ttl_s,
-        register_wait_s=config.register_wait_s,
-        admission=admission,
-        replaced=engine.replaced,
-    )
-    engine.policies = policies = Policies(store, election, engine.state, step=engine.step)
-    leads = wishes(admission, policies)
-    engine.forwarding = forwarding = Forwarding(engine.step, lambda: election.leader_id, leads)
-    admission.connect(forwarding)
-    policies.connect(forwarding)
-    view = View(store, record, registrar, step=engine.step, remote=remote)
-    contact = registrar.contact
-    engine.use(registrar, PinBook(store, config.node_id, config.session_ttl_s, lambda: contact.away))
-    engine.node, engine.registry_name = record, config.registry.partition(":")[0]
-    engine.leader = lambda: election.leader
+    parts = Parts(engine, config, store, record, GrpcTransport(path=LINK_PATH))
     engine.others = others = Everywhere(engine.state, PeerQueries())
-    engine.registry_age, engine.registry_grace_s = lambda: view.age_s, config.registry_grace_s
-    engine.registry_revision, engine.look_up = lambda: view.revision, view.look_up
     server = GrpcServer(engine, listen=config.listen)
     metrics = make_registry(NodeGauges(engine), VERSION)
     http = HttpServer(listen=config.http, metrics=lambda: render(metrics), unready_reason=lambda: engine.unready_reason)
@@ -140,43 +111,28 @@ async def running(config: Config) -> AsyncIterator[Node]:
         if config.http:
             await http.start()
             record.http_address = node.http_address = http.address
-        await registrar.start()
-        await view.start()
-        await policies.start()
-        await election.start()
+        await parts.start()
         engine.starting = False
         with engine.step() as state:
             returning.opened(state)
-        duties = asyncio.create_task(_duties(registrar, view, node_links, election, policies), name="duties")
+        duties = asyncio.create_task(parts.run(), name="duties")
         duties.add_done_callback(lambda task: _duty_ended(task, node.broken))
         yield node
         server.set_serving(False)
-        election.resign()
+        parts.resign()
         await engine.drain(_leave_within_s(engine, config))
     finally:
         if duties is not None:
             duties.cancel()
             await asyncio.gather(duties, return_exceptions=True)
         # Before the servers: nobody shall find a node that is about to be gone.
-        await asyncio.gather(registrar.stop(), election.stop())
+        await parts.leave()
         await http.stop()
         await server.stop(STOP_GRACE_S)
         await others.close()
         await store.close()
-        await forwarding.close()
+        await parts.close()
         await engine.close()
-
-
-async def _duties(
-    registrar: Registrar, view: View, node_links: NodeLinks, election: Election, policies: Policies
-) -> None:
-    """What a node does for the registry, and for other nodes, as long as it lives."""
-    async with asyncio.TaskGroup() as group:
-        group.create_task(registrar.run(), name="registrar")
-        group.create_task(view.run(), name="view")
-        group.create_task(election.run(), name="election")
-        group.create_task(node_links.run(), name="node-links")
-        group.create_task(policies.run(), name="policies")
 
 
 def _node_record(config: Config) -> NodeRecord:
