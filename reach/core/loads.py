@@ -143,7 +143,7 @@ def heard(state: State, node: NodePeer, message: Loads) -> None:
             node.told.pop(key, None)
             attachment = node.agents.get(key)
             if attachment is not None and attachment.agent.incarnation == load.incarnation:
-                remote.set_status(state, attachment, UNREACHABLE)
+                remote.left_home(state, attachment)
             continue
         if len(node.told) >= state.rules.agents_max and key not in node.told:
             continue

@@ -36,7 +36,18 @@ _SILENT_S = 4 * _BEAT_S  # a link that says nothing for so long is cut
 class NodePeer(Peer):
     """Another node: this end of the link to it, and its agents. It is there from the first that is heard of it on."""
 
-    __slots__ = ("address", "agents", "draining", "node_id", "record", "since", "told", "unregistered", "visiting", "why_down")
+    __slots__ = (
+        "address",
+        "agents",
+        "draining",
+        "node_id",
+        "record",
+        "since",
+        "told",
+        "unregistered",
+        "visiting",
+        "why_down",
+    )
 
     def __init__(self, state: State, node_id: str) -> None:
         super().__init__(state, f"node/{node_id}", b"", Identity(tenant="", principal=f"node/{node_id}"))

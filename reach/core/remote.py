@@ -60,6 +60,10 @@ def agent_seen(state: State, record: AgentRecord, generation: int) -> None:
     if former is not None and former.generation >= generation:
         return
     node = nodes.of(state, record.node_id)
+    node.unregistered.pop((agent.tenant, agent.env, agent.agent_id), None)
+    if former is not None and former.incarnation == agent.incarnation and former.node_id == agent.node_id:
+        loads.apply(state, takeover.replace_record(state, former, agent))
+        return
     attachment = Attachment(agent, node, state.now, remote=True)
     attachment.look_at = NEVER
     agent.link = attachment
@@ -77,18 +81,39 @@ def agent_seen(state: State, record: AgentRecord, generation: int) -> None:
 
 
 def agent_gone(state: State, tenant: str, env: str, agent_id: str, generation: int) -> None:
-    """A key of this generation was deleted: the agent left, or is not known to its home any more.
+    """A key of this generation was deleted: the agent left, or its home has lost the lease.
 
-    What it has of ours is its home's to tell: an answer may be on its way.
+    While the home says over its link that it has the agent, it is given work as before: who has lost a lease writes
+    its keys again. What it has of ours is its home's to tell: an answer may be on its way.
     """
     agent = state.directory.get(tenant, env, agent_id)
     if agent is None or agent.generation > generation:
         return
     attachment = agent.link
-    if isinstance(attachment, Attachment) and attachment.remote:
-        _dismiss(state, attachment)
-        if not attachment.peer.connected:
-            losses.agent_gone(state, attachment, "its home node is lost and its registration has ended")
+    if not isinstance(attachment, Attachment) or not attachment.remote:
+        return
+    node = attachment.peer
+    assert isinstance(node, nodes.NodePeer)
+    told = node.told.get((tenant, env, agent_id))
+    if node.connected and told is not None and told.incarnation == agent.incarnation:
+        node.unregistered[tenant, env, agent_id] = None
+    else:
+        _gone(state, attachment)
+
+
+def _gone(state: State, attachment: Attachment) -> None:
+    _dismiss(state, attachment)
+    if not attachment.peer.connected:
+        losses.agent_gone(state, attachment, "its home node is lost and its registration has ended")
+
+
+def left_home(state: State, attachment: Attachment) -> None:
+    """Its home does not have it, for now at least: without a registration it is no agent any more."""
+    node, agent = attachment.peer, attachment.agent
+    assert isinstance(node, nodes.NodePeer)
+    set_status(state, attachment, UNREACHABLE)
+    if (agent.tenant, agent.env, agent.agent_id) in node.unregistered:
+        _gone(state, attachment)
 
 
 def _succeed(state: State, former: Agent, attachment: Attachment) -> None:
@@ -123,6 +148,7 @@ def _dismiss(state: State, attachment: Attachment) -> None:
     node = attachment.peer
     assert isinstance(node, nodes.NodePeer)
     node.agents.pop((agent.tenant, agent.env, agent.agent_id), None)
+    node.unregistered.pop((agent.tenant, agent.env, agent.agent_id), None)
     state.remote_agents -= 1
     health.end(state, attachment)
     breakers.left(state, agent)
@@ -180,7 +206,15 @@ def link_cut(state: State, node: NodePeer) -> None:
     """The link to a home was cut: no new work for its agents; what they have waits for the link, or for them."""
     for attachment in node.agents.values():
         set_status(state, attachment, UNREACHABLE)
+    for attachment in node.agents.values():
         losses.link_cut(state, attachment)
+    drop_unregistered(state, node)
+
+
+def drop_unregistered(state: State, node: NodePeer) -> None:
+    """Nobody says any more that agents without a registration are there: let go of them."""
+    for key in list(node.unregistered):
+        _gone(state, node.agents[key])
 
 
 def link_back(state: State, node: NodePeer, *, resumed: bool) -> None:

@@ -36,7 +36,7 @@ def let_in(state: State, peer: Peer, each: arrivals.Attaching) -> None:
             return
         remote_former = former if former is not None and attached_elsewhere(former) else None
         if remote_former is None and former is not None and former.incarnation == agent.incarnation:
-            attachment = _replace_record(state, former, agent)
+            attachment = replace_record(state, former, agent)
         else:
             if former is not None and remote_former is None:
                 assert isinstance(former.link, Attachment)
@@ -62,7 +62,7 @@ def attached_elsewhere(agent: Agent) -> bool:
     return isinstance(agent.link, Attachment) and agent.link.remote
 
 
-def _replace_record(state: State, former: Agent, agent: Agent) -> Attachment:
+def replace_record(state: State, former: Agent, agent: Agent) -> Attachment:
     """The same process declares other capabilities or settings: a new record with the old life."""
     attachment = former.link
     assert isinstance(attachment, Attachment)
