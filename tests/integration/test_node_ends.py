@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,12 @@ LIMIT_S = 15.0
 IDLE_END_S = 3.0  # B1: what an idle node may take to end, whatever streams are open
 _BESIDE_PYTHON = Path(sys.executable).with_name("grpcurl")
 GRPCURL = str(_BESIDE_PYTHON) if _BESIDE_PYTHON.exists() else shutil.which("grpcurl")
+
+
+@pytest.fixture
+def left_alone(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Call it when the node has ended: agents of this process need not wait for it to acknowledge their leaving."""
+    return lambda: monkeypatch.setattr("agent_sdk.draining._ACKNOWLEDGED_S", 0.1)
 
 
 def worker(url: str, name: str = "worker") -> tuple[Agent, asyncio.Event]:
@@ -80,7 +86,9 @@ async def test_idle_agents_do_not_hold_up_a_stop() -> None:
         ("agentreach.v1.MeshService/InvokeStream", "agent", '"more": true'),
     ],
 )
-async def test_open_streams_of_grpcurl_do_not_hold_up_a_stop(method: str, body: str, last_words: str) -> None:
+async def test_open_streams_of_grpcurl_do_not_hold_up_a_stop(
+    method: str, body: str, last_words: str, left_alone: Callable[[], None]
+) -> None:
     request = {"target": {"agentType": "ticker"}, "timeoutMs": 60_000, "payload": {"json": {}}}
     async with start_node(drain_timeout_s=1) as node:
         agent = Agent("ticker", url=node.grpc, drain_timeout=0.2)
@@ -103,6 +111,7 @@ async def test_open_streams_of_grpcurl_do_not_hold_up_a_stop(method: str, body: 
             began = time.monotonic()
             assert await node.end() == 0
             assert time.monotonic() - began < IDLE_END_S
+            left_alone()
             async with asyncio.timeout(LIMIT_S):
                 out, _ = await process.communicate()
             assert last_words in (first + out).decode()
@@ -121,7 +130,9 @@ async def test_a_running_request_is_waited_for_and_answered() -> None:
             assert code == 0 and 1.0 < time.monotonic() - began < 1.5 + IDLE_END_S
 
 
-async def test_a_request_that_does_not_end_is_cut_at_the_limit_and_its_caller_told() -> None:
+async def test_a_request_that_does_not_end_is_cut_at_the_limit_and_its_caller_told(
+    left_alone: Callable[[], None],
+) -> None:
     async with start_node(drain_timeout_s=1) as node, connect(node.grpc) as mesh:
         agent, started = worker(node.grpc)
         async with agent:
@@ -131,11 +142,12 @@ async def test_a_request_that_does_not_end_is_cut_at_the_limit_and_its_caller_to
             began = time.monotonic()
             assert await node.end() == 0
             assert 0.9 < time.monotonic() - began < 1 + IDLE_END_S
+            left_alone()
             with pytest.raises(ReachError):
                 await request
 
 
-async def test_a_second_signal_ends_it_at_once() -> None:
+async def test_a_second_signal_ends_it_at_once(left_alone: Callable[[], None]) -> None:
     async with start_node(drain_timeout_s=30) as node, connect(node.grpc) as mesh:
         agent, started = worker(node.grpc)
         async with agent:
@@ -148,6 +160,7 @@ async def test_a_second_signal_ends_it_at_once() -> None:
             began = time.monotonic()
             assert await node.end() != 0
             assert time.monotonic() - began < 1
+            left_alone()
             request.cancel()
             await asyncio.gather(request, return_exceptions=True)
 
