@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from logging import INFO, WARNING
 
 import structlog
-from google.protobuf.timestamp_pb2 import Timestamp
 
 from agentreach.aio.clock import boot_time
 from agentreach.v1.peer_pb2 import Candidacy
@@ -49,6 +48,7 @@ log = structlog.get_logger("reach.election")
 PREFIX = "election/leader/"
 MARGIN_S = 1.0  # cluster.md: a leader stops so long before others may see its lease end
 MARGIN_SHARE = 0.2  # of a lease too short for that: with 2 s, the shortest, a second would leave no time to lead
+CLOCK_STEP_S = 0.001  # a timer may fire a little before the clock says so: do not spin until it does
 AGAIN_S = 0.25  # between two tries; a store that is away is looked for as often by the registrar
 
 
@@ -159,11 +159,11 @@ class Election:
     @property
     def leader(self) -> Leader | None:
         """Who leads, as far as this node can know; None also while it has no valid lease itself (the store is away)."""
-        own, leader = self._standing, self._candidates.leader()
-        if own is not None and leader is not None and leader.key == own.key:
+        own, first = self._standing, self._candidates.first()
+        if own is not None and first is not None and first.key == own.key:
             return self.leading
         in_touch = own is not None and not own.over and not own.lease.lost
-        return leader if in_touch or self._resigned else None
+        return self._candidates.leader() if in_touch or self._resigned else None
 
     @property
     def leader_id(self) -> str:
@@ -325,7 +325,9 @@ class Election:
 
     async def _wait(self, own: _Standing) -> None:
         """Wait for news, or for the moment at which a leader whose lease was not prolonged must stop."""
-        left_s = own.lease.valid_until - own.margin_s - self._clock() if own.leads is not None else None
+        left_s = None
+        if own.leads is not None:
+            left_s = max(own.lease.valid_until - own.margin_s - self._clock(), CLOCK_STEP_S)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(left_s):
                 await self._news.wait()
@@ -346,9 +348,10 @@ class Election:
         first = self._candidates.first()
         if first is None or first.key != own.key or self._candidates.revision < own.revision:
             return
-        leads = Leader(self._node_id, own.key, own.revision, time.time())
-        value = Candidacy(node_id=self._node_id, leads_since=_stamp(leads.since)).SerializeToString()
-        result = await self._store.txn([leads.fence()], [Put(own.key, value, own.lease.id)])
+        value = Candidacy(node_id=self._node_id)
+        value.leads_since.FromMicroseconds(time.time_ns() // 1_000)
+        leads = Leader(self._node_id, own.key, own.revision, value.leads_since.ToMicroseconds() / 1e6)
+        result = await self._store.txn([leads.fence()], [Put(own.key, value.SerializeToString(), own.lease.id)])
         if not result.succeeded:
             self._end(own, "its key is gone")
         elif not own.over:
@@ -365,7 +368,3 @@ class Election:
             log.log(WARNING if not self._resigned else INFO, "this node leads no more", election=own.revision, why=why)
         self._news.set()
         self._tell()
-
-
-def _stamp(unix: float) -> Timestamp:
-    return Timestamp(seconds=int(unix), nanos=int(unix % 1 * 1e9))
