@@ -8,19 +8,13 @@ from typing import TYPE_CHECKING, Any
 from agentreach.aio.transport import Refused, StreamBroken
 from agentreach.v1.admin_pb2 import NodeRecord
 from reach.adapters.memory_store import MemoryStore
-from reach.core import remote, returning
+from reach.core import returning
 from reach.core.ports import ANYBODY, MeshFailure, NodeStream
 from reach.core.store import Store, StoreUnavailable
-from reach.node.admission import Admission
 from reach.node.app import make_engine
 from reach.node.config import load
-from reach.node.election import Election
-from reach.node.forwarding import Forwarding
 from reach.node.lineage_key import shared_key
-from reach.node.nodelinks import NodeLinks
-from reach.node.pins import PinBook
-from reach.node.registrar import Registrar
-from reach.node.view import View
+from reach.node.parts import Parts
 
 from .network import SimTransport
 from .storelink import StoreLink
@@ -36,7 +30,7 @@ LEAVE_WITHIN_S = 5.0
 
 
 class SimNode:
-    """What `reach.node.app.running` composes, with a simulated network around it. Made in the node's own loop."""
+    """What `reach.node.app.running` runs, with a simulated network around it. Made in the node's own loop."""
 
     def __init__(self, world: World, process: Process, address: str, flags: dict[str, Any]) -> None:
         self._process = process
@@ -45,9 +39,8 @@ class SimNode:
         self._config = load(environment={}, flags={"node_id": address.partition(":")[0], **flags})
         self.store: Store = MemoryStore() if world.registry is None else StoreLink(world.registry, process)
         self._duties: asyncio.Task[None] | None = None
+        self.parts: Parts | None = None
         self.serving = False
-        self.registrar: Registrar | None = None
-        self.election: Election | None = None
         process.things["node"] = self
 
     async def serve(self) -> None:
@@ -66,55 +59,31 @@ class SimNode:
     async def _start(self) -> None:
         process, config, store = self._process, self._config, self.store
         record = NodeRecord(node_id=config.node_id, address=self._address, incarnation=process.incarnation)
-        self.engine = engine = make_engine(config, process.unix, process.incarnation, await shared_key(store))
+        key = await shared_key(store)
+        self.engine = engine = make_engine(config, process.unix, process.incarnation, key)
         process.things.update(engine=engine, state=engine.state)
         self._world.lives[engine.state.nonce] = process
-        engine.node_links = node_links = NodeLinks(engine, SimTransport(self._world, process, between_nodes=True))
-        self.election = election = Election(store, config.node_id, ttl_s=config.election_ttl_s)
-        admission = Admission(store, election, config.node_id, agents_max=config.agents_max)
-        self.registrar = registrar = Registrar(
-            store,
-            record,
-            lease_ttl_s=config.node_lease_ttl_s,
-            register_wait_s=config.register_wait_s,
-            admission=admission,
-            replaced=engine.replaced,
-        )
-        engine.forwarding = forwarding = Forwarding(engine.step, lambda: election.leader_id, admission.admit)
-        admission.connect(forwarding)
-        view = View(store, record, registrar, step=engine.step, remote=remote)
-        contact = registrar.contact
-        engine.use(registrar, PinBook(store, config.node_id, config.session_ttl_s, lambda: contact.away))
-        engine.node, engine.registry_name = record, "etcd" if self._world.registry is not None else "memory"
-        engine.leader = lambda: election.leader
-        engine.registry_age, engine.registry_grace_s = lambda: view.age_s, config.registry_grace_s
+        between = SimTransport(self._world, process, between_nodes=True)
+        self.parts = parts = Parts(engine, config, store, record, between)
         process.accept = self._accept
-        await registrar.start()
-        await view.start()
-        await election.start()
+        await parts.start()
         with engine.step() as state:
             returning.opened(state)
-        self._duties = process.loop.run_inside(self._work(registrar, view, node_links, election), "duties")
-
-    async def _work(self, registrar: Registrar, view: View, node_links: NodeLinks, election: Election) -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(registrar.run(), name="registrar")
-            group.create_task(view.run(), name="view")
-            group.create_task(election.run(), name="election")
-            group.create_task(node_links.run(), name="node-links")
+        self._duties = process.loop.run_inside(parts.run(), "duties")
 
     async def leave(self) -> None:
         """Drain, as SIGTERM does, and end the process."""
         process, world = self._process, self._world
-        assert self._duties is not None and self.election is not None and self.registrar is not None
+        assert self._duties is not None and self.parts is not None
         world.ledger.event("drains", process)
-        self.election.resign()
+        self.parts.resign()
         await self.engine.drain(LEAVE_WITHIN_S)
         self._duties.cancel()
         await asyncio.wait([self._duties])
-        await asyncio.gather(self.registrar.stop(), self.election.stop())
+        await self.parts.leave()
         process.accept = None
         await self.store.close()
+        await self.parts.close()
         await self.engine.close()
         world.scheduler.after(0.0, process.kill)
         world.scheduler.after(START_AGAIN_S, world.restart, process)

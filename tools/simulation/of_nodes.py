@@ -36,8 +36,8 @@ def two_nodes_never_lead_at_once(world: World, process: Process) -> str:
 
 
 def _leads(world: World, process: Process) -> bool:
-    election = getattr(process.things.get("node"), "election", None)
-    return election is not None and world.as_process(process, lambda: election.leading is not None)
+    parts = process.things["node"].parts if "node" in process.things else None
+    return parts is not None and world.as_process(process, lambda: parts._election.leading is not None)
 
 
 # ---- homes ----

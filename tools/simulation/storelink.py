@@ -290,10 +290,10 @@ class SimLease(EtcdLease):
     """A lease that is kept alive over the simulated way to the store."""
 
     def __init__(self, link: StoreLink, lease_id: int, ttl_s: float, asked_at: float) -> None:
-        super().__init__(link, lease_id, ttl_s, asked_at)  # type: ignore[arg-type]  # of a keeper it needs forget, revoke
         self._link = link
         self._beat_timer: asyncio.TimerHandle | None = None
         self._beats = 0
+        super().__init__(link, lease_id, ttl_s, asked_at)  # type: ignore[arg-type]  # of a keeper it needs forget, revoke
 
     def keep(self) -> None:
         """Send the next keepalive a third of the TTL from now."""
