@@ -280,19 +280,16 @@ class Election:
             await asyncio.sleep(AGAIN_S * random.uniform(0.2, 1.0))
 
     async def _stand(self) -> None:
-        """Put a key of our own among the candidates'. If that fails in any way, it does not stay there."""
+        """Put a key of our own among the candidates'. One that was put unseen is deleted by the next try."""
         lease = await self._store.hold_lease(self._ttl_s)
         try:
             mine = f"{PREFIX}{self._node_id}/"
-            await self._store.txn([], [Delete(mine, prefix=True)])  # this node's former life leads no more
+            await self._store.txn([], [Delete(mine, prefix=True)])  # no former life of this node leads
             key = f"{mine}{lease.id:x}"  # of this lease alone: its create revision is ours
             put = Put(key, Candidacy(node_id=self._node_id).SerializeToString(), lease.id)
             result = await self._store.txn([absent(key)], [put])
             if not result.succeeded:
                 raise StoreUnavailable(f"{key} exists although its lease is new")
-        except StoreUnavailable:
-            await lease.release()  # the key may be there all the same, and be the next to lead
-            raise
         except BaseException:
             lease.abandon()
             raise

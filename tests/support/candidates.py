@@ -177,4 +177,4 @@ async def _candidate(endpoint: str, prefix: str, node_id: str, ttl_s: float) -> 
 
 
 if __name__ == "__main__":
-    asyncio.run(_candidate(*sys.argv[1:4], float(sys.argv[4])))
+    asyncio.run(_candidate(sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4])))
