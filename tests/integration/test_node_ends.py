@@ -19,8 +19,7 @@ from typing import Any
 import pytest
 
 from agent_sdk import Agent, ReachError, connect
-from reach.core.arrivals import Arrival
-from tests.support.node import config, running, start_node
+from tests.support.node import start_node
 
 LIMIT_S = 15.0
 IDLE_END_S = 3.0  # B1: what an idle node may take to end, whatever streams are open
@@ -215,10 +214,3 @@ async def test_a_second_node_on_the_port_is_refused_and_takes_no_connection_of_t
             agent, _ = worker(node.grpc)
             async with agent:
                 assert (await mesh.request(0, agent_type="worker", timeout=5)).data == "done"
-
-
-async def test_a_node_whose_duty_has_failed_says_so_instead_of_going_on() -> None:
-    async with running(config()) as node:
-        node.engine._registry.register(Arrival(), lambda: 1 / 0)  # type: ignore[arg-type]
-        async with asyncio.timeout(LIMIT_S):
-            await node.broken.wait()
