@@ -163,9 +163,9 @@ def _up(state: State, node: NodePeer, resumed: bool) -> None:
     if resumed:
         state.stats.link_resumes += 1
     remote.link_back(state, node, resumed=resumed)
-    if not resumed:
-        loads.tell_all(state, node)
-        interest.tell_all(state, node)
+    # Also on a resumed link: what changed while it was cut was told to nobody.
+    loads.tell_all(state, node)
+    interest.tell_all(state, node)
     state.woken.add(node)
     state.log("info", "node linked", node=node.node_id, resumed=resumed)
     _check_at(state, node, state.now + _BEAT_S)
