@@ -110,6 +110,25 @@ async def _drain(
         return begun, False
 
 
+async def agent_drained(client: AdminClient, agent_id: str, env: str, reason: str) -> bool:
+    """Drain an agent and wait until it has left, which it may have already; False if it has not in its time."""
+    from agentreach.v1.error_pb2 import NO_ROUTE
+    from reach.core.ports import MeshFailure
+
+    try:
+        begun = await _agent(client, agent_id, env, reason, None)
+    except MeshFailure as failure:
+        if failure.error.code == NO_ROUTE:
+            return True
+        raise
+    give_up = time.monotonic() + begun.limit_s + _MARGIN_S
+    while time.monotonic() < give_up:
+        if await _agent_left(client, begun, env):
+            return True
+        await asyncio.sleep(_LOOK_EVERY_S)
+    return False
+
+
 async def _agent(client: AdminClient, agent_id: str, env: str, reason: str, timeout: float | None) -> _Begun:
     from agentreach.v1.admin_pb2 import DrainAgentRequest
 

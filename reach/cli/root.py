@@ -13,17 +13,20 @@ from reach.cli.agents import agents
 from reach.cli.breakers import breakers
 from reach.cli.call import call
 from reach.cli.check_config import check_config
+from reach.cli.config import config
 from reach.cli.dead import dead
 from reach.cli.demo import demo
 from reach.cli.drain import drain
 from reach.cli.ending import Ended
 from reach.cli.explain import explain
 from reach.cli.nodes import nodes
+from reach.cli.rollout import rollout
 from reach.cli.serve import serve
 from reach.cli.sessions import sessions
 from reach.cli.test_agent import test_agent
 from reach.cli.trace import trace
 from reach.cli.version import show_version, version
+from reach.cli.versions import versions
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
@@ -62,7 +65,7 @@ def reach() -> None:
 _COMMANDS: tuple[click.Command, ...] = (
     serve, demo, test_agent,
     agents, nodes, sessions, call, explain, trace, breakers, dead, drain,
-    check_config, version,
+    versions, rollout, config, check_config, version,
 )  # fmt: skip
 for command in _COMMANDS:
     reach.add_command(command)

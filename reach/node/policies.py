@@ -71,6 +71,7 @@ class Policies:
         self._step = step
         self._forwarder = forwarder or Nobody()
         self._mirrors = (Mirror(VERSIONS), Mirror(CONFIG))
+        self._one_at_a_time = asyncio.Lock()
         self._led = asyncio.Event()
         """Set when another node leads."""
         election.listeners.append(self._led.set)
@@ -240,11 +241,12 @@ class Policies:
 
     async def _write(self, key: str, value: bytes | None, version: int) -> int | Error:
         """Compare and set, or delete; the new version."""
-        if not version and value is not None and self._too_many(key):
-            return failure(codes.OVERLOADED, f"{POLICIES_MAX} of these are set already, the limit; end one first")
         compare = Compare(key, Field.MOD, Op.EQUAL, version) if version else absent(key)
         then: Operation = Put(key, value) if value is not None else Delete(key)
-        result = await self._election.write_as_leader([compare], [then], [Get(key)])
+        async with self._one_at_a_time:
+            if not version and value is not None and await self._is_full(key):
+                return failure(codes.OVERLOADED, f"{POLICIES_MAX} of these are set already, the limit; end one first")
+            result = await self._election.write_as_leader([compare], [then], [Get(key)])
         if isinstance(result, NotLeading):
             return _unavailable(f"{result.leader_id or 'no node'} leads now")
         if result.succeeded:
@@ -255,9 +257,11 @@ class Policies:
         text = f"{key} is not as you have seen it: {there}, not {wanted}; read it again, and set it with its version"
         return failure(codes.FENCED, text, details={"version": str(present)})
 
-    def _too_many(self, key: str) -> bool:
-        mirror = next(each for each in self._mirrors if key.startswith(each.prefix))
-        return len(mirror.held) >= POLICIES_MAX and key not in mirror.held
+    async def _is_full(self, key: str) -> bool:
+        """No more may be added beside this one, and it is not there."""
+        prefix = next(mirror.prefix for mirror in self._mirrors if key.startswith(mirror.prefix))
+        summary = await self._store.summary(prefix)
+        return summary.count >= POLICIES_MAX and await self._store.get(key) is None
 
 
 def wishes(admission: Admission, policies: Policies) -> Answer:

@@ -86,6 +86,9 @@ def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
         "breakers",
         "dead",
         "drain",
+        "versions",
+        "rollout",
+        "config",
         "check-config",
         "version",
     ],
@@ -341,3 +344,55 @@ def test_dead_letters_are_listed_and_redriven_with_the_exit_codes_of_every_comma
     assert run("dead", "list", "--url", closed_port).returncode == Exit.NO_NODE
     assert CliRunner().invoke(reach, ["dead", "redrive"]).exit_code == Exit.USAGE
     assert CliRunner().invoke(reach, ["call", "-c", "x", "--stream", "--reply-topic", "t", "1"]).exit_code == Exit.USAGE
+
+
+def test_versions_and_a_rollout_are_shown_and_set(node: str) -> None:
+    listed = json.loads(run("versions", "--url", node, "--json").stdout)
+    assert [(row["agentType"], row["instances"], row["share"], row["state"]) for row in listed] == [
+        ("echo", {"HEALTHY": 1}, None, "active")
+    ]
+    result = run("rollout", "echo", "--weights", "2.1.0=5,2.0.3=95", "--url", node)
+    assert result.returncode == 0, result.stderr
+    assert "no agent of version 2.1.0 is there yet" in result.stderr
+    assert [line.split()[:2] + line.split()[-2:] for line in result.stdout.splitlines()[1:]] == [
+        ["echo", "2.0.3", "absent", "production"],
+        ["echo", "2.1.0", "absent", "production"],
+        ["echo", "–", "drained", "production"],
+    ]
+    shown = json.loads(run("rollout", "Echo", "--prefer", "3", "--url", node, "--json").stdout)
+    assert shown["policy"]["preferred"] == "3" and shown["policy"]["weights"] == {}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["rollout"],
+        ["rollout", "a", "--prefer", "1", "--clear"],
+        ["rollout", "a", "--weights", "1"],
+        ["rollout", "a", "--weights", "=1"],
+        ["rollout", "a", "--weights", "1=-1"],
+        ["rollout", "a", "--weights", "1=1,1=2"],
+        ["rollout", "a", "--clear", "--watch"],
+        ["rollout", "a", "--watch", "--json"],
+        ["config", "set", "agents"],
+        ["config", "set", "agents", "novalue"],
+        ["config", "get"],
+    ],
+)
+def test_usage_errors_of_rollout_and_config_exit_with_2(arguments: list[str]) -> None:
+    assert CliRunner().invoke(reach, arguments).exit_code == 2
+
+
+def test_settings_are_set_key_by_key_and_shown(node: str) -> None:
+    assert "nothing is set under agents" in run("config", "get", "agents", "--url", node).stderr
+    assert run("config", "set", "agents", "model=large", "depth=3=4", "--url", node).stdout == "agents is set\n"
+    assert run("config", "get", "agents", "--url", node).stdout == "depth=3=4\nmodel=large\n"
+    changed = run("config", "set", "agents", "model=small", "--unset", "depth", "--url", node, "--json")
+    assert json.loads(changed.stdout) == {"name": "agents", "version": 2}
+    shown = json.loads(run("config", "get", "agents", "--url", node, "--json").stdout)
+    assert shown == {"settings": {"model": "small"}, "version": "2"}
+
+
+def test_rollout_without_a_node_exits_with_3(closed_port: str) -> None:
+    for arguments in (["versions"], ["rollout", "a"], ["config", "get", "agents"]):
+        assert run(*arguments, "--url", closed_port).returncode == 3

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import grpc
 import pytest
@@ -14,7 +15,6 @@ from agentreach.aio.options import CLIENT_OPTIONS
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1 import registry_pb2 as registry
 from agentreach.v1.envelope_pb2 import Envelope, Target
-from agentreach.v1.registry_pb2_grpc import RegistryServiceStub
 from reach.adapters.admin_client import AdminClient
 from reach.core.ports import MeshFailure
 from tests.support.agents import eventually
@@ -29,10 +29,25 @@ async def operator(node: Node) -> AsyncIterator[AdminClient]:
         yield client
 
 
+Watch = Callable[[registry.WatchAgentsRequest], "grpc.aio.UnaryStreamCall[Any, Any]"]
+
+
 @contextlib.asynccontextmanager
-async def channel(node: Node) -> AsyncIterator[RegistryServiceStub]:
+async def watching(node: Node) -> AsyncIterator[Watch]:
+    """WatchAgents of the node."""
     async with grpc.aio.insecure_channel(node.grpc_address, options=CLIENT_OPTIONS) as one:
-        yield RegistryServiceStub(one)  # type: ignore[no-untyped-call]
+        yield one.unary_stream(
+            "/agentreach.v1.RegistryService/WatchAgents",
+            request_serializer=registry.WatchAgentsRequest.SerializeToString,
+            response_deserializer=registry.WatchAgentsReply.FromString,
+        )
+
+
+async def told(watch: grpc.aio.UnaryStreamCall[Any, Any]) -> registry.WatchAgentsReply:
+    """The next reply."""
+    reply = await watch.read()
+    assert isinstance(reply, registry.WatchAgentsReply)
+    return reply
 
 
 def echo(node: Node, version: str) -> Agent:
@@ -76,15 +91,15 @@ class TestVersionPolicy:
                 made = await client.set_version_policy(policy)
                 assert made.version and made.env == "production"
                 assert await client.get_version_policy("Echo") == made
-                told = {(await mesh.request({}, agent_type="echo", timeout=5)).data for _ in range(20)}
-                assert told == {"2.0"}
+                answers = {(await mesh.request({}, agent_type="echo", timeout=5)).data for _ in range(20)}
+                assert answers == {"2.0"}
                 why = await client.explain(Envelope(target=Target(capabilities=["echo"]), timeout_ms=1_000))
                 assert [one.removed_by for one in why.candidates] == ["", "version policy"]
                 assert why.candidates[1].why == "version: is 1.0; the policy gives this to 2.0"
                 ended = await client.set_version_policy(registry.VersionPolicy(agent_type="echo", version=made.version))
                 assert ended.version == 0
-                told = {(await mesh.request({}, agent_type="echo", timeout=5)).data for _ in range(40)}
-                assert told == {"1.0", "2.0"}
+                answers = {(await mesh.request({}, agent_type="echo", timeout=5)).data for _ in range(40)}
+                assert answers == {"1.0", "2.0"}
 
     async def test_two_operators_do_not_overwrite_each_other(self) -> None:
         async with running(config()) as node, operator(node) as client:
@@ -164,32 +179,30 @@ class TestWatchAgents:
     """The stream, and how it ends."""
 
     async def test_tells_all_then_changes_and_goes_on_after_a_break(self) -> None:
-        async with running(config()) as node, channel(node) as stub, asyncio.timeout(LIMIT_S):
+        async with running(config()) as node, watching(node) as watch_agents, asyncio.timeout(LIMIT_S):
             one = echo(node, "1.0")
             async with one:
-                watch = stub.WatchAgents(registry.WatchAgentsRequest(target=Target(agent_type="echo")))
-                first = await watch.read()
+                watch = watch_agents(registry.WatchAgentsRequest(target=Target(agent_type="echo")))
+                first = await told(watch)
                 assert first.begins and [record.agent_id for record in first.snapshot] == [one.agent_id]
                 watch.cancel()
-            again = stub.WatchAgents(
-                registry.WatchAgentsRequest(target=Target(agent_type="echo"), revision=first.revision)
-            )
-            missed = await again.read()
+            again = watch_agents(registry.WatchAgentsRequest(target=Target(agent_type="echo"), revision=first.revision))
+            missed = await told(again)
             assert not missed.begins
             assert [(each.agent.agent_id, each.removed) for each in missed.changes] == [(one.agent_id, True)]
             async with echo(node, "2.0"):
-                came = await again.read()
+                came = await told(again)
                 assert [each.agent.version for each in came.changes] == ["2.0"]
             again.cancel()
 
     async def test_ends_with_a_status_when_the_node_leaves(self) -> None:
         async with asyncio.timeout(LIMIT_S):
-            async with running(config()) as node, channel(node) as stub:
-                watch = stub.WatchAgents(registry.WatchAgentsRequest())
-                assert (await watch.read()).begins
+            async with running(config()) as node, watching(node) as watch_agents:
+                watch = watch_agents(registry.WatchAgentsRequest())
+                assert (await told(watch)).begins
                 ending = asyncio.create_task(node.engine.drain(1.0))
                 with pytest.raises(grpc.aio.AioRpcError) as ended:
-                    await watch.read()
+                    await told(watch)
                 await ending
                 assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
                 assert "SHUTTING_DOWN" in str(ended.value.details())
@@ -198,11 +211,11 @@ class TestWatchAgents:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("reach.node.steering.WATCHERS_MAX", 1)
-        async with running(config()) as node, channel(node) as stub, asyncio.timeout(LIMIT_S):
-            watch = stub.WatchAgents(registry.WatchAgentsRequest())
-            await watch.read()
+        async with running(config()) as node, watching(node) as watch_agents, asyncio.timeout(LIMIT_S):
+            watch = watch_agents(registry.WatchAgentsRequest())
+            await told(watch)
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await stub.WatchAgents(registry.WatchAgentsRequest()).read()
+                await told(watch_agents(registry.WatchAgentsRequest()))
             assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             watch.cancel()
 
@@ -210,16 +223,16 @@ class TestWatchAgents:
                 return not node.engine._watchers
 
             await eventually(nobody, "the watcher is forgotten")
-            other = stub.WatchAgents(registry.WatchAgentsRequest())
-            assert (await other.read()).begins
+            other = watch_agents(registry.WatchAgentsRequest())
+            assert (await told(other)).begins
             other.cancel()
 
     async def test_a_target_that_nobody_can_watch_is_refused(self) -> None:
-        async with running(config()) as node, channel(node) as stub, asyncio.timeout(LIMIT_S):
+        async with running(config()) as node, watching(node) as watch_agents, asyncio.timeout(LIMIT_S):
             for request in (
                 registry.WatchAgentsRequest(target=Target(topic="news")),
                 registry.WatchAgentsRequest(env="a b"),
             ):
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
-                    await stub.WatchAgents(request).read()
+                    await told(watch_agents(request))
                 assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT

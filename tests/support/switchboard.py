@@ -67,6 +67,9 @@ class RuleSwitchboard:
         self.hanging = asyncio.Event()
         self.cancelled = asyncio.Event()
         self.reason = ""
+        self.policy = registry.VersionPolicy()
+        self.settings: dict[str, str] = {}
+        self.settings_version = 0
         self.closed = False
 
     def open_stream(self, who: Identity, peer: str) -> EchoStream:
@@ -188,7 +191,9 @@ class RuleSwitchboard:
     def list_agents(self, request: registry.ListAgentsRequest, who: Identity) -> registry.ListAgentsReply:
         """Agent echo/1."""
         return registry.ListAgentsReply(
-            agents=[registry.AgentRecord(agent_id="echo/1", agent_type="echo", status=registry.HEALTHY)]
+            agents=[
+                registry.AgentRecord(agent_id="echo/1", agent_type="echo", env="production", status=registry.HEALTHY)
+            ]
         )
 
     def list_capabilities(
@@ -196,6 +201,36 @@ class RuleSwitchboard:
     ) -> registry.ListCapabilitiesReply:
         """Capability echo."""
         return registry.ListCapabilitiesReply(capabilities=[registry.Capability(name="echo", agents=1)])
+
+    async def watch_agents(
+        self, request: registry.WatchAgentsRequest, who: Identity
+    ) -> AsyncGenerator[registry.WatchAgentsReply, None]:
+        """Agent echo/1, and then nothing more."""
+        yield registry.WatchAgentsReply(snapshot=[registry.AgentRecord(agent_id="echo/1")], revision=1, begins=True)
+
+    async def set_version_policy(
+        self, request: registry.SetVersionPolicyRequest, who: Identity
+    ) -> registry.SetVersionPolicyReply:
+        """As version 2."""
+        self.policy.CopyFrom(request.policy)
+        self.policy.version = 2
+        return registry.SetVersionPolicyReply(policy=self.policy)
+
+    def get_version_policy(
+        self, request: registry.GetVersionPolicyRequest, who: Identity
+    ) -> registry.GetVersionPolicyReply:
+        """The one that was set."""
+        self.policy.agent_type, self.policy.env = request.agent_type, request.env or "production"
+        return registry.GetVersionPolicyReply(policy=self.policy)
+
+    async def set_config(self, request: admin.SetConfigRequest, who: Identity) -> admin.SetConfigReply:
+        """As one version more."""
+        self.settings, self.settings_version = dict(request.settings), request.version + 1
+        return admin.SetConfigReply(version=self.settings_version)
+
+    def get_config(self, request: admin.GetConfigRequest, who: Identity) -> admin.GetConfigReply:
+        """What was set."""
+        return admin.GetConfigReply(settings=self.settings, version=self.settings_version)
 
     @property
     def ready(self) -> bool:
