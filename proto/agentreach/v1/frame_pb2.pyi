@@ -950,7 +950,10 @@ class Lookup(_message.Message):
 
     NONCE_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
     nonce: _builtins.int
+    target: _builtins.bytes
+    """between nodes: a serialised Target, whose agents may have them"""
     @_builtins.property
     def keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___MessageKey]: ...
     def __init__(
@@ -958,10 +961,11 @@ class Lookup(_message.Message):
         *,
         nonce: _builtins.int = ...,
         keys: _abc.Iterable[Global___MessageKey] | None = ...,
+        target: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "nonce", b"nonce"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "nonce", b"nonce", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -996,6 +1000,7 @@ class Found(_message.Message):
         INCARNATION_FIELD_NUMBER: _builtins.int
         state: Global___Found.State.ValueType
         agent_id: _builtins.str
+        """empty: the node that answers owns it"""
         incarnation: _builtins.bytes
         @_builtins.property
         def key(self) -> Global___MessageKey: ...
