@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 # The compiled copy, if today's sources have one.
 FAST   := PYTHONPATH="$$($(BIN)/python tools/compiled.py --path)"
 
-.PHONY: help setup run fast test check bench sim fuzz soak docs proto fmt clean
+.PHONY: help setup run cluster fast test check bench sim fuzz soak docs proto fmt clean
 
 help:            ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -29,6 +29,9 @@ $(VENV)/.bench: $(STAMP)
 
 run: $(STAMP)    ## a node with demo agents, calls you can watch; Ctrl-C ends it
 	@$(FAST) $(BIN)/reach demo
+
+cluster: $(STAMP) ## 3 etcd members, 3 nodes and agents on loopback, shown live; Ctrl-C ends it; ARGS="--first-port 8070"
+	@$(FAST) $(BIN)/python tools/cluster.py $(ARGS)
 
 fast: $(STAMP)   ## compile the hot path (needs a C compiler); `make run` and `make bench` then use it
 	@$(BIN)/python tools/compiled.py

@@ -28,6 +28,7 @@ _WHERE = {
 }
 _ENDS = frozenset({"replied", "failed", "cancelled"})
 _HANDLING = frozenset({"started", "progress", "first item"})
+_AT_AGENT = frozenset({"accepted", *_HANDLING})
 _DEPTH_MAX = 20  # deeper nesting is drawn at this depth: there is no room for more
 
 
@@ -117,7 +118,8 @@ def _begin_us(message: TracedMessage) -> int:
 
 
 def _message(message: TracedMessage, depth: int, begin_us: int) -> Message:
-    stages = message.stages
+    stages = _told_once(message.stages)
+    several = len({stage.node_id for stage in stages}) > 1
     spans: list[Span] = []
     where = ""
     handled_attempt = -1
@@ -126,7 +128,7 @@ def _message(message: TracedMessage, depth: int, begin_us: int) -> Message:
             handled_attempt = stage.attempt
         # An acknowledgement may take 20 ms, and come after the handler began: the message does not go back.
         if not (stage.name == "accepted" and handled_attempt == stage.attempt):
-            where = _where(stage)
+            where = _where(stage, following, several=several)
         begin, end = begin_us + stage.offset_us, begin_us + following.offset_us
         detail = _told_otherwise(stage)
         if spans and spans[-1].where == where and spans[-1].attempt == stage.attempt:
@@ -137,7 +139,9 @@ def _message(message: TracedMessage, depth: int, begin_us: int) -> Message:
     ending = _told_otherwise(stages[-1]) if stages and stages[-1].name in _ENDS else ""
     if stages and not message.outcome:
         last = stages[-1]
-        spans.append(Span(f"still {_where(last)}", end_us, end_us, _told_otherwise(last), last.attempt))
+        spans.append(
+            Span(f"still {_where(last, None, several=several)}", end_us, end_us, _told_otherwise(last), last.attempt)
+        )
     return Message(
         depth,
         message.message_id,
@@ -151,8 +155,22 @@ def _message(message: TracedMessage, depth: int, begin_us: int) -> Message:
     )
 
 
-def _where(stage: TraceStage) -> str:
-    return _WHERE.get(stage.name, f"after {stage.name}")
+def _told_once(stages: Sequence[TraceStage]) -> list[TraceStage]:
+    """Without what the entry heard of an agent of another node, where that node itself tells of it."""
+    entry = stages[0].node_id if stages else ""
+    told = {stage.name for stage in stages if stage.node_id != entry}
+    return [
+        stage for stage in stages if stage.node_id != entry or stage.name not in _AT_AGENT or stage.name not in told
+    ]
+
+
+def _where(stage: TraceStage, following: TraceStage | None, *, several: bool) -> str:
+    where = _WHERE.get(stage.name, f"after {stage.name}")
+    if not several:
+        return where
+    if following is not None and following.node_id != stage.node_id and stage.name in ("delivered", "replied"):
+        return f"on its way to {following.node_id}"
+    return where.replace("the node", stage.node_id)
 
 
 def _told_otherwise(stage: TraceStage) -> str:

@@ -12,7 +12,7 @@ from itertools import chain
 from agentreach.v1 import admin_pb2 as admin
 from reach.core.breaker import BreakerState
 from reach.core.redriving import LISTED_BYTES_MAX, LISTED_MAX
-from reach.core.trace import FOUND_MAX
+from reach.core.trace import FOUND_MAX, ROUTED
 from reach.node.operations import BREAKERS_MAX
 from reach.node.queries import SESSIONS_MAX
 
@@ -20,15 +20,15 @@ _SEVERITY = [state.value for state in (BreakerState.OPEN, BreakerState.HALF_OPEN
 
 
 def traces(replies: Sequence[admin.GetTraceReply], limit: int = 0) -> admin.GetTraceReply:
-    """Each message once, with the stages of every node that it passed, by time.
+    """Each message once, with the stages of every node that it passed, in their order.
 
-    A home knows a request of another node's caller as a message of its own: what it says beside its stages is less than
-    what the entry knows, whose stages begin earlier. Nodes' clocks may differ: a stage may then stand a little too
-    early or too late.
+    A home knows a request of another node's caller as a message of its own, which begins after its entry's and ends
+    before. Where the nodes' clocks say otherwise they differ: the home's `offset_us` are moved by so much; `at` stays.
     """
     found: dict[tuple[str, str], list[admin.TracedMessage]] = {}
     for message in chain.from_iterable(reply.messages for reply in replies):
-        found.setdefault((message.message_id, message.source), []).append(message)
+        if message.stages:
+            found.setdefault((message.message_id, message.source), []).append(message)
     merged = [_one(parts) for parts in found.values()]
     merged.sort(key=_began_us)
     return admin.GetTraceReply(messages=merged[-(limit or FOUND_MAX) :])
@@ -37,23 +37,44 @@ def traces(replies: Sequence[admin.GetTraceReply], limit: int = 0) -> admin.GetT
 def _one(parts: list[admin.TracedMessage]) -> admin.TracedMessage:
     if len(parts) == 1:
         return parts[0]
-    parts.sort(key=_began_us)
+    entry = max(parts, key=lambda part: (_chose(part), _took_us(part)))
+    stages = list(entry.stages)
+    for part in parts:
+        if part is not entry:
+            stages += _within(part, _began_us(entry), _took_us(entry) if entry.outcome else None)
+    stages.sort(key=lambda stage: stage.offset_us)
     whole = admin.TracedMessage()
-    whole.CopyFrom(parts[0])
-    whole.outcome = parts[0].outcome if parts[0].stages else next((each.outcome for each in parts if each.outcome), "")
-    whole.agent_id = next((each.agent_id for each in parts if each.agent_id), "")
+    whole.CopyFrom(entry)
     del whole.stages[:]
-    stages = sorted(chain.from_iterable(each.stages for each in parts), key=lambda stage: stage.at.ToNanoseconds())
-    for stage in stages:
-        at_us = stage.at.ToMicroseconds()
-        added = whole.stages.add()
-        added.CopyFrom(stage)
-        added.offset_us = at_us - stages[0].at.ToMicroseconds()
+    whole.stages.extend(stages)
     return whole
 
 
+def _within(part: admin.TracedMessage, began_us: int, took_us: int | None) -> list[admin.TraceStage]:
+    """The part's stages, their offsets those of a message that began then, and took so long if that is known."""
+    first_us = _began_us(part) - began_us
+    if took_us is not None:
+        first_us = min(first_us, took_us - _took_us(part))
+    moved = []
+    for stage in part.stages:
+        copy = admin.TraceStage()
+        copy.CopyFrom(stage)
+        copy.offset_us = max(first_us, 0) + stage.offset_us
+        moved.append(copy)
+    return moved
+
+
+def _chose(message: admin.TracedMessage) -> bool:
+    """Entries choose an agent, and say how; to a home it is named."""
+    return any(stage.name == ROUTED and stage.detail for stage in message.stages)
+
+
 def _began_us(message: admin.TracedMessage) -> int:
-    return message.stages[0].at.ToMicroseconds() if message.stages else 0
+    return message.stages[0].at.ToMicroseconds() - message.stages[0].offset_us
+
+
+def _took_us(message: admin.TracedMessage) -> int:
+    return message.stages[-1].offset_us
 
 
 def sessions(replies: Sequence[admin.ListSessionsReply], limit: int) -> admin.ListSessionsReply:
