@@ -191,6 +191,7 @@ def comes_home(state: State, former: Agent, attachment: Attachment) -> None:
     node = old.peer
     assert isinstance(node, nodes.NodePeer)
     node.agents.pop((former.tenant, former.env, former.agent_id), None)
+    node.unregistered.pop((former.tenant, former.env, former.agent_id), None)
     state.remote_agents -= 1
     health.end(state, old)
     breakers.left(state, former)

@@ -114,3 +114,14 @@ def test_a_link_that_begins_anew_forgets_what_no_store_knows() -> None:
     agent.answer(message)
     assert caller.reply_to(message).source == "echo/1"
     cores.assert_settled()
+
+
+def test_an_agent_that_comes_here_while_its_key_at_another_node_is_gone_is_nobody_elses() -> None:
+    cores = Cores(2)
+    here, home = cores.nodes
+    home.agent("echo/1")
+    lose_keys(cores, home, "echo/1")
+    here.agent("echo/1")
+    cores.cut(here, home)
+    cores.advance(20.0)
+    assert here.attachment("echo/1").agent.node_id == "n0"
