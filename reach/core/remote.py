@@ -15,7 +15,7 @@ from agentreach.v1.error_pb2 import Error
 from agentreach.v1.frame_pb2 import AttemptState
 from agentreach.v1.registry_pb2 import AgentRecord
 from agentreach.wire.errors import failure
-from reach.core import again, breakers, deadlines, health, loads, losses, nodes, owners, settle, takeover
+from reach.core import again, breakers, deadlines, health, loads, losses, nodes, once, owners, settle, takeover
 from reach.core.agents import DRAINING, STARTING, UNREACHABLE, Agent
 from reach.core.effects import DialNodes
 from reach.core.requests import Attachment, Request, Stage
@@ -62,7 +62,9 @@ def agent_seen(state: State, record: AgentRecord, generation: int) -> None:
     node = nodes.of(state, record.node_id)
     node.unregistered.pop((agent.tenant, agent.env, agent.agent_id), None)
     if former is not None and former.incarnation == agent.incarnation and former.node_id == agent.node_id:
-        loads.apply(state, takeover.replace_record(state, former, agent))
+        attachment = takeover.replace_record(state, former, agent)
+        loads.apply(state, attachment)
+        _send_forgotten(state, attachment)
         return
     attachment = Attachment(agent, node, state.now, remote=True)
     attachment.look_at = NEVER
@@ -78,6 +80,17 @@ def agent_seen(state: State, record: AgentRecord, generation: int) -> None:
     loads.apply(state, attachment)
     if former is not None:
         _take_over_requests(state, former, attachment)
+
+
+def _send_forgotten(state: State, attachment: Attachment) -> None:
+    """The agent is back at its home, which was started anew and has forgotten what it had accepted."""
+    for request in list(attachment.attempts.values()):
+        if request.forgotten and request.stage is not Stage.SETTLED:
+            request.forgotten, request.lost_at = False, 0.0
+            peer = attachment.peer
+            request.item = peer.link.put_bytes(takeover.resent(state, request), state.now, request.priority)
+            state.woken.add(peer)
+            deadlines.reschedule(state, request)
 
 
 def agent_gone(state: State, tenant: str, env: str, agent_id: str, generation: int) -> None:
@@ -209,6 +222,7 @@ def link_cut(state: State, node: NodePeer) -> None:
         set_status(state, attachment, UNREACHABLE)
     for attachment in node.agents.values():
         losses.link_cut(state, attachment)
+    once.owner_lost(state, node)
     drop_unregistered(state, node)
 
 
@@ -221,6 +235,8 @@ def drop_unregistered(state: State, node: NodePeer) -> None:
 def link_back(state: State, node: NodePeer, *, resumed: bool) -> None:
     """The link to a home is back."""
     for attachment in node.agents.values():
+        if not resumed:
+            attachment.overdue = None  # nothing that the former link carried will be acknowledged
         losses.link_back(state, attachment, resumed=resumed)
         health.unsaturate(state, attachment)
         loads.apply(state, attachment)
