@@ -191,12 +191,18 @@ def main() -> None:
     parser.add_argument("--max", type=int, default=0)
     parser.add_argument("--drain", type=float, default=5.0)
     parser.add_argument("--capabilities", default="")
+    parser.add_argument("--version", default="")
     parser.add_argument("--topic", default="")
     parser.add_argument("--pool", action="store_true", help="handlers that are plain functions")
     parser.add_argument("--collect", action="store_true", help="collect garbage all the time")
     options = parser.parse_args()
     capabilities = [name for name in options.capabilities.split(",") if name]
-    more = {"max_concurrency": options.max, "drain_timeout": options.drain, "capabilities": capabilities}
+    more = {
+        "max_concurrency": options.max,
+        "drain_timeout": options.drain,
+        "capabilities": capabilities,
+        "version": options.version,
+    }
     if options.pool:
         agent = make_pooled(options.name, options.url, options.written, **more)
     else:
