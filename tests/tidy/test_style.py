@@ -24,7 +24,7 @@ LONGER_FUNCTIONS: dict[str, tuple[int, str]] = {
 
 RIMS: dict[str, str] = {
     "agent_sdk/handlers.py:_annotation": "whatever a user's annotation may raise; the handler then gets plain data",
-    "agent_sdk/link.py:MeshLink._run": "the link: nobody may wait for a link that a fault of ours ended",
+    "agent_sdk/dialler.py:Dialler.run": "the link: nobody may wait for a link that a fault of ours ended",
     "agent_sdk/linkstream.py:LinkStream._write": "the link: without a writer it is dialled anew",
     "agent_sdk/linkstream.py:LinkStream._envelopes": "the link: one envelope must not end it for the others",
     "agent_sdk/linkstream.py:LinkStream._signals": "the link: one signal must not end it",
