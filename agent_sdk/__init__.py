@@ -55,9 +55,11 @@ from agent_sdk.errors import (
 from agent_sdk.logs import TraceFilter, current_trace_id
 from agent_sdk.messages import Acceptance, Event, PublishCounts, Reply
 from agent_sdk.serving import run, serve
+from agent_sdk.sessions import Session
 from agent_sdk.settings import Tls
 from agent_sdk.streams import ReplyStream
 from agent_sdk.topics import Subscription
+from agentreach.wire.payload import Blob
 
 __all__ = [
     "Acceptance",
@@ -65,6 +67,7 @@ __all__ = [
     "AgentError",
     "AgentLost",
     "AgentReplaced",
+    "Blob",
     "BlockingContext",
     "BreakerOpen",
     "Cancelled",
@@ -91,6 +94,7 @@ __all__ = [
     "Rejected",
     "Reply",
     "ReplyStream",
+    "Session",
     "SessionLost",
     "ShuttingDown",
     "Subscription",

@@ -29,6 +29,7 @@ from agent_sdk.host import Host
 from agent_sdk.identity import incarnation, instance, place_among
 from agent_sdk.link import MeshLink
 from agent_sdk.messages import failed_callback
+from agent_sdk.sessions import Hooks
 from agent_sdk.settings import Access, Tls, access
 from agent_sdk.standing import POOL_THREADS
 from agentreach.aio.transport import Transport
@@ -113,6 +114,7 @@ class Agent:
         """True after a drain that a `def` handler has outlived: its thread would keep the process from exiting."""
         self._mesh = Mesh(self._link, env, self.agent_id)
         self._configuration = Configuration(self.agent_id)
+        self._session_hooks = Hooks()
 
     def __repr__(self) -> str:
         return f"<Agent {self.agent_id}>"
@@ -156,6 +158,26 @@ class Agent:
         if not callable(fn):
             raise TypeError("on_config decorates the function itself: write @agent.on_config, without brackets")
         self._configuration.handler = fn
+        return fn
+
+    def on_session_release(self, fn: F) -> F:
+        """Decorator: the function that hands a conversation over, called with (session) when none of its turns runs.
+
+        It returns the state, which the next owner's `on_session_restore` gets: what a payload can be (dict, list, str,
+        bytes, a dataclass …, at most 256 KiB), a `Blob` that says where a larger one is, or None: there is none. Keep
+        nothing of what was handed over; it comes back by `on_session_restore` if nobody else could take it. If the
+        function raises, or takes longer than the node's `session_hook_s`, it was not handed over.
+        """
+        self._session_hooks.on_release(fn)
+        return fn
+
+    def on_session_restore(self, fn: F) -> F:
+        """Decorator: the function that takes a conversation up, called with (session, state) before its next turn.
+
+        `state` is what `on_session_release` returned or a handler kept with `ctx.session.checkpoint`, as the type it
+        is annotated with. If it raises, another agent is asked.
+        """
+        self._session_hooks.on_restore(fn)
         return fn
 
     def _pick(self, envelope: pb.Envelope) -> Handler | None:
@@ -237,11 +259,11 @@ class Agent:
         record.agent_id = self.agent_id
         record.incarnation = incarnation()
         record.capabilities.extend(self._capabilities)
-        host = Host(link, record, self._pick)
+        host = Host(link, record, self._pick, self._session_hooks)
         host.mesh = self._mesh
         self._configuration.serve(host)
         handlers = [self._default, *self._by_capability.values(), *self._by_topic.values()]
-        if any(handler is not None and handler.sync for handler in handlers):
+        if any(handler is not None and handler.sync for handler in handlers) or self._session_hooks.sync:
             host.pool = ThreadPoolExecutor(record.max_concurrency or POOL_THREADS, "agent_sdk handler")
         return host
 

@@ -8,6 +8,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from agent_sdk.messages import Acceptance, PublishCounts, Reply, failed_callback
+from agent_sdk.sessions import Session
 from agent_sdk.streams import ReplyStream
 from agentreach.aio.clock import boot_time
 
@@ -121,10 +122,49 @@ class RequestFacts:
         return mesh
 
 
+class _Turn(Session):
+    __slots__ = ("_work",)
+
+    def __init__(self, work: Work) -> None:
+        envelope = work.envelope
+        turn = work.host.sessions.turn_of(work) if envelope.session_id else 0
+        super().__init__(envelope.session_id, envelope.epoch, turn)
+        self._work = work
+
+
+class SessionTurn(_Turn):
+    """A turn of a conversation; of a request without one the `session_id` is empty, `epoch` and `turn` are 0."""
+
+    __slots__ = ()
+
+    async def checkpoint(self, state: Any) -> None:
+        """Have the conversation's state kept with this turn's answer; the last one of a turn counts.
+
+        Should the agent be lost, `on_session_restore` of another one gets it, and the conversation goes on (`MOVED`).
+        It goes out with the answer: a turn that raises keeps nothing. Raises `PayloadTooLarge` above 256 KiB.
+        """
+        self._work.host.sessions.keep(self._work, state)
+
+
+class BlockingSessionTurn(_Turn):
+    """The same for a `def` handler."""
+
+    __slots__ = ()
+
+    def checkpoint(self, state: Any) -> None:
+        """Have the conversation's state kept with this turn's answer; see `SessionTurn.checkpoint`."""
+        self._work.host.sessions.keep(self._work, state)
+
+
 class Context(RequestFacts):
     """The second argument of an `async def` handler."""
 
     __slots__ = ()
+
+    @property
+    def session(self) -> SessionTurn:
+        """The conversation that the request belongs to, and this turn of it."""
+        return SessionTurn(self._work)
 
     async def request(self, data: Any, **options: Unpack[CallOptions]) -> Reply:
         """Ask another agent, as part of this request; without a timeout it may take all the time left."""
@@ -154,6 +194,11 @@ class BlockingContext(RequestFacts):
     """The second argument of a `def` handler: the same calls, without `await`. They run on the agent's loop."""
 
     __slots__ = ()
+
+    @property
+    def session(self) -> BlockingSessionTurn:
+        """The conversation that the request belongs to, and this turn of it."""
+        return BlockingSessionTurn(self._work)
 
     def request(self, data: Any, **options: Unpack[CallOptions]) -> Reply:
         """Ask another agent, as part of this request, and wait for the answer."""

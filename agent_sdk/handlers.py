@@ -27,7 +27,7 @@ class Handler:
         self.sync = not asynchronous
         parameters = self._parameters(fn)
         self.wants_context = len(parameters) == 2
-        self.decode: Decoder | None = decoder_of(_annotation(plain, parameters[0]))
+        self.decode: Decoder | None = decoder_of(annotation_of(plain, parameters[0]))
 
     def _parameters(self, fn: Callable[..., Any]) -> list[inspect.Parameter]:
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -39,8 +39,8 @@ class Handler:
         return parameters[: max(len(needed), 1)]
 
 
-def _annotation(fn: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    """The type of `data`; a text annotation is looked up where the function was written."""
+def annotation_of(fn: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+    """The type of a parameter; a text annotation is looked up where the function was written."""
     annotation = parameter.annotation
     if not isinstance(annotation, str):
         return annotation

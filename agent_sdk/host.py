@@ -17,11 +17,12 @@ from agent_sdk import standing
 from agent_sdk.errors import from_proto
 from agent_sdk.handlers import Handler
 from agent_sdk.lanes import Lanes
-from agent_sdk.pace import Pace
+from agent_sdk.pace import Dropped, Pace
 from agent_sdk.probes import Probes
-from agent_sdk.replies import Known, Replies, fingerprint_of
+from agent_sdk.replies import UNKNOWN_CONTENT, Known, Replies, fingerprint_of
 from agent_sdk.responses import addressed, correlation_field, error_core, head, timing
 from agent_sdk.run import run
+from agent_sdk.sessions import Hooks, Sessions
 from agent_sdk.watch import Watch
 from agent_sdk.work import Key, Work
 from agentreach.aio.clock import boot_time
@@ -40,16 +41,16 @@ log = logging.getLogger("agent_sdk")
 
 QUEUED_MAX = 1000  # messages that wait in the agent: the node reserves slots, so a session's lane or leftovers
 _TIMEOUT_MS_UNKNOWN = 600_000
-_TELL_EVERY_S = 10.0
 _LANES = {pb.HIGH: HIGH, pb.LOW: LOW}
+
+Pick = Callable[[pb.Envelope], Handler | None]
+"""Which handler takes an envelope."""
 
 
 class Host:
     """One agent on one link."""
 
-    def __init__(
-        self, owner: MeshLink, record: registry_pb2.AgentRecord, pick: Callable[[pb.Envelope], Handler | None]
-    ) -> None:
+    def __init__(self, owner: MeshLink, record: registry_pb2.AgentRecord, pick: Pick, hooks: Hooks) -> None:
         self.owner = owner
         self.record = record
         self.agent_id = record.agent_id
@@ -62,6 +63,7 @@ class Host:
         self.registered = asyncio.Event()  # set while the node knows the agent, and once there is a `failure`
         self.ready = asyncio.Event()  # set once the node would route to the agent, and once there is a `failure`
         self.draining = False
+        self.let_go: asyncio.Event | None = None  # set once the node has let a draining agent go
         self.expired = False  # the time of its drain is over: handlers are cancelled for that
         self.ordered: asyncio.Task[None] | None = None  # the drain that the node has ordered
         self.pool: ThreadPoolExecutor | None = None
@@ -70,13 +72,13 @@ class Host:
         self._pick = pick
         self._lanes: Lanes[Work] = Lanes(record.max_concurrency, record.session_concurrency)
         self._running: dict[Key, Work] = {}
-        self._replies = Replies()
+        self.replies = Replies()
+        self.sessions = Sessions(self, hooks)
         self._unacknowledged: deque[tuple[Work, Item]] = deque()
         self._watch = Watch()
         self._pace = Pace()
         self._last_completed = boot_time()
-        self._events_dropped = 0
-        self._events_dropped_told = -_TELL_EVERY_S
+        self._dropped = Dropped()
         self._idle: asyncio.Event = asyncio.Event()
 
     # ---- registration ----
@@ -129,7 +131,7 @@ class Host:
         full = (key.tenant, key.principal, key.env, key.message_id)
         if full in self._running:
             return frames.Found.RUNNING
-        return frames.Found.DONE if self._replies.known(full, boot_time()) else frames.Found.NO
+        return frames.Found.DONE if self.replies.known(full, boot_time()) else frames.Found.NO
 
     # ---- what comes in ----
 
@@ -145,7 +147,7 @@ class Host:
             return
         fresh = envelope.fresh
         if not fresh:
-            known = self._replies.known(key, now)
+            known = self.replies.known(key, now)
             if known is not None:
                 self._replay(envelope, known)
                 return
@@ -188,7 +190,7 @@ class Host:
             if work.replies:
                 self._refuse(envelope, error_pb2.OVERLOADED, f"{self.agent_id} has {QUEUED_MAX} messages waiting")
             else:
-                self._event_dropped(work)
+                self._dropped.one(self.agent_id, work.handler.name, work.received)
             return
         self._running[work.key] = work
         self._watch.add(work)
@@ -196,13 +198,6 @@ class Host:
             self.owner.tick_on()
         if self._lanes.admit(work) or (self.record.reentrant and self._within_own_call(work)):
             self._start(work)
-
-    def _event_dropped(self, work: Work) -> None:
-        self._events_dropped += 1
-        if work.received - self._events_dropped_told >= _TELL_EVERY_S:
-            self._events_dropped_told = work.received
-            told = "%s: events come faster than handler %s takes them; %d dropped so far"
-            log.warning(told, self.agent_id, work.handler.name, self._events_dropped)
 
     def _within_own_call(self, work: Work) -> bool:
         """True if an ancestor of this message runs here: the call tree may use its slot again."""
@@ -241,7 +236,7 @@ class Host:
 
     def _replay(self, envelope: pb.Envelope, known: Known) -> None:
         cores, tail, fingerprint = known
-        if fingerprint != fingerprint_of(envelope):
+        if fingerprint != UNKNOWN_CONTENT and fingerprint != fingerprint_of(envelope):
             self._conflict(envelope)
             return
         if not cores:
@@ -254,7 +249,7 @@ class Host:
 
     def _items_gone(self, envelope: pb.Envelope) -> None:
         self._refuse(
-            envelope, error_pb2.AGENT_LOST, f"{self.agent_id} no longer keeps the first items of this streamed reply"
+            envelope, error_pb2.AGENT_LOST, f"{self.agent_id} no longer keeps the whole answer to this message"
         )
 
     def _refuse(self, envelope: pb.Envelope, code: error_pb2.ErrorCode.ValueType, message: str) -> None:
@@ -318,7 +313,9 @@ class Host:
         try:
             if work.replies:
                 if keep:
-                    self._replies.remember(work, core, tail, now)
+                    self.replies.remember(work, core, tail, now)
+                if work.envelope.session_id:
+                    self.sessions.ended(work, keep)
                 self.answer(work, core, tail, now)
         finally:  # whatever goes wrong, the place is free again
             for following in self._lanes.release(work):
@@ -392,6 +389,7 @@ class Host:
     def close(self) -> None:
         """Give the threads back. A `def` handler that still runs keeps its thread until it ends."""
         self._probes.close()
+        self.sessions.close()
         if self.pool is not None:
             self.pool.shutdown(wait=False, cancel_futures=True)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
-from agent_sdk import configuring, draining, ending, moving
+from agent_sdk import configuring, draining, ending, moving, sessions
 from agent_sdk.beats import Beats
 from agent_sdk.ending import Ended
 from agent_sdk.identity import incarnation
@@ -277,6 +277,8 @@ class LinkStream:
                 owner.topics.on_gap(signal.gap)
             case "unsubscribed":
                 owner.topics.on_unsubscribed(signal.unsubscribed)
+            case "session_release" | "session_restore":
+                sessions.take(owner.hosts, signal)
             case "drain":
                 self._draining(signal.drain)
             case "goodbye":
@@ -307,6 +309,8 @@ class LinkStream:
             return
         if detached.code == frames.Goodbye.DRAINED:
             draining.dismissed(host, detached.reason)
+        elif host.let_go is not None:
+            host.let_go.set()
         else:
             host.lost(detached.reason)
 

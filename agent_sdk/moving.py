@@ -48,7 +48,7 @@ async def free(owner: MeshLink, within_s: float | None) -> None:
     owner.moving = True
     number = 0
     for host in owner.hosts.values():
-        change = frames.StatusChange(agent_id=host.agent_id, status=DRAINING)
+        change = frames.StatusChange(agent_id=host.agent_id, status=DRAINING, keeps_sessions=True)
         number = owner.signal(frames.Signal(status_change=change))
     while boot_time() < deadline and (owner.link.acknowledged < number or owner.calls.under_way or owner.busy):  # noqa: ASYNC110
         await asyncio.sleep(_LOOK_S)

@@ -1,10 +1,16 @@
-"""How often a handler's progress is told: ten times a second and message, the last one kept. No I/O, no clock."""
+"""How often news are told: a handler's progress ten times a second and message, the last one kept; dropped events at
+most every ten seconds. No clock."""
 
 from __future__ import annotations
 
+import logging
+
 from agent_sdk.work import Work
 
+log = logging.getLogger("agent_sdk")
+
 TELL_EVERY_S = 0.1
+TELL_DROPPED_EVERY_S = 10.0
 
 Told = tuple[float | None, str]
 """Percent and text."""

@@ -17,8 +17,11 @@ ENTRIES_MAX, BYTES_MAX, AGE_S = 50_000, 32 << 20, 600.0  # twice: for fresh ids 
 _ENTRY_BYTES = 256  # what an entry costs besides its answer
 
 Known = tuple[tuple[bytes, ...], bytes, int]
-"""The answers to a finished message (none: its items were too many to keep), what the last one ends with, and the
-fingerprint of the message's content."""
+"""The answers to a finished message (none: they were too many or too large to keep), what the last one ends with, and
+the fingerprint of the message's content."""
+
+UNKNOWN_CONTENT = -1
+"""The fingerprint of a message that was handled by a former owner of its session."""
 
 
 class Replies:
@@ -42,6 +45,22 @@ class Replies:
             return
         cores = (*work.items, core) if work.items is not None else ()
         table.put(work.key, (cores, tail, fingerprint), work.items_bytes + _ENTRY_BYTES, now)
+
+
+    def as_envelope(self, key: Key, now: float, bytes_max: int) -> pb.Envelope | None:
+        """An answer to hand over with its session: empty if it is too large, or came in items. None: not known."""
+        known = self.known(key, now)
+        if known is None:
+            return None
+        cores, tail, _ = known
+        if len(cores) != 1 or len(cores[0]) > bytes_max:
+            return pb.Envelope()
+        return pb.Envelope.FromString(cores[0] + tail)
+
+    def learn(self, key: Key, reply: pb.Envelope | None, now: float) -> None:
+        """Take over what a former owner of the session has answered."""
+        core = reply.SerializeToString() if reply is not None else b""
+        self._others.put(key, ((core,) if core else (), b"", UNKNOWN_CONTENT), len(core) + _ENTRY_BYTES, now)
 
 
 def fingerprint_of(envelope: pb.Envelope) -> int:

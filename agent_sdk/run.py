@@ -55,6 +55,7 @@ async def run(work: Work) -> None:
             core, keep = encoded(work, result), True
     except BaseException as error:  # a rim: SystemExit and the like are an answer too, not the end of the agent
         core, keep = _failure(work, error)
+        work.checkpoint = None  # of a turn that did not come to its end
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() and not work.cancelled:
             interrupted = error  # somebody ends the loop: answer, then let it

@@ -12,6 +12,7 @@ from agentreach.v1 import envelope_pb2 as pb
 
 if TYPE_CHECKING:
     from agent_sdk.host import Host
+    from agentreach.v1.frame_pb2 import SessionState
 
 Key = tuple[str, str, str, str]
 """tenant, principal, env, message_id: what makes two copies the same message."""
@@ -25,6 +26,7 @@ class Work:
         "admitted",
         "body",
         "cancelled",
+        "checkpoint",
         "credit",
         "credit_waiter",
         "deadline",
@@ -84,6 +86,8 @@ class Work:
         self.items: list[bytes] | None = None
         """Items of a streamed reply so far, for a waiter that joins; None once they were too many to keep."""
         self.items_bytes = 0
+        self.checkpoint: SessionState | None = None
+        """The state of its session that is to be kept with its answer."""
         self.credit = 0
         self.credit_waiter: asyncio.Future[None] | None = None
 
