@@ -50,3 +50,21 @@ class Pace:
     def waiting(self) -> bool:
         """True while there is anything to look after."""
         return bool(self._told)
+
+
+class Dropped:
+    """Events that came faster than they were handled."""
+
+    __slots__ = ("_count", "_told_at")
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._told_at = float("-inf")
+
+    def one(self, agent_id: str, handler: str, now: float) -> None:
+        """One more was dropped."""
+        self._count += 1
+        if now - self._told_at >= TELL_DROPPED_EVERY_S:
+            self._told_at = now
+            told = "%s: events come faster than handler %s takes them; %d dropped so far"
+            log.warning(told, agent_id, handler, self._count)

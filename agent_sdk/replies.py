@@ -46,7 +46,6 @@ class Replies:
         cores = (*work.items, core) if work.items is not None else ()
         table.put(work.key, (cores, tail, fingerprint), work.items_bytes + _ENTRY_BYTES, now)
 
-
     def as_envelope(self, key: Key, now: float, bytes_max: int) -> pb.Envelope | None:
         """An answer to hand over with its session: empty if it is too large, or came in items. None: not known."""
         known = self.known(key, now)
