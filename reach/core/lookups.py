@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from reach.core.pool import Pool
     from reach.core.state import State
 
+UNSEEN_S = 5.0  # from one look at the store, every three seconds, to the answer of the next
 OLD_S = 10.0
 RETRY_AFTER_MS = 1_000
 LOOKUPS_MAX = 100  # agents that the store is asked for at once; beyond, requests are answered by the view
@@ -34,8 +35,9 @@ AgentKey = tuple[str, str, str]
 
 
 def age_s(state: State) -> float:
-    """How long ago the view was known to be complete."""
-    return max(0.0, state.now - state.view_complete_at)
+    """How old the view may be; 0 while it is looked at every few seconds and found complete."""
+    unseen_s = state.now - state.view_complete_at
+    return 0.0 if unseen_s <= UNSEEN_S and not state.registry_away else max(0.0, unseen_s)
 
 
 def took(
@@ -80,19 +82,18 @@ def answered(state: State, key: AgentKey, known: bool) -> None:
 def no_match(state: State, pool: Pool, request: Request) -> Error:
     """Nobody in the view matches a request."""
     hint = state.directory.hint(pool.selector)
-    said = f"no agent matches {pool.selector}{f'; {hint}' if hint else ''}"
-    return unknown(state, said, age_s=0.0 if request.looked_up else age_s(state))
+    return unknown(state, f"no agent matches {pool.selector}", hint, age_s=0.0 if request.looked_up else age_s(state))
 
 
-def unknown(state: State, said: str, *, age_s: float) -> Error:
-    """Somebody is not in the view, and it may be so old: NO_ROUTE, or it is too old to say so."""
+def unknown(state: State, said: str, hint: str, *, age_s: float) -> Error:
+    """Somebody is not in the view, which may be so old: NO_ROUTE, or it is too old to say so."""
     if age_s > state.rules.registry_grace_s:
         return failure(
             codes.REGISTRY_UNAVAILABLE,
-            f"{said}; but nobody can know: the registry does not answer, this node's view of it is {age_s:.0f} s old; "
-            "try again",
+            f"{said} in this node's view, which is {age_s:.0f} s old, and the registry does not answer: nobody knows "
+            "who is there now; try again",
             retry_after_ms=RETRY_AFTER_MS,
         )
     if age_s > OLD_S:
-        said += f" (as of {age_s:.0f} s ago: the registry does not answer)"
-    return failure(codes.NO_ROUTE, said)
+        said += f" as of {age_s:.0f} s ago, and the registry does not answer"
+    return failure(codes.NO_ROUTE, f"{said}; {hint}" if hint else said)

@@ -140,6 +140,8 @@ class State:
         """By node_id: where each live node, this one too, takes processes in."""
         self.view_complete_at = float("inf")
         """When what is known of the registry was last all there is in it; infinity: it always is."""
+        self.registry_away = False
+        """The store did not answer when it was asked last."""
         self.lookups: dict[tuple[str, str, str], list[Parked]] = {}
         """By (tenant, env, agent_id) of an agent that the store is asked for: the requests that wait for the answer."""
         self.arriving: dict[tuple[str, str, str], tuple[Identity, int]] = {}

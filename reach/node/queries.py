@@ -99,8 +99,8 @@ class Queries:
                 agent = state.directory.get(*key) if await self.look_up(*key) else None
                 looked_up = True
         if agent is None:
-            said = f"no agent {shown(request.agent_id)} in env {key[1][:100]}; see: reach agents"
-            raise MeshFailure(lookups.unknown(state, said, age_s=0.0 if looked_up else age_s))
+            said = f"no agent {shown(request.agent_id)} in env {key[1][:100]}"
+            raise MeshFailure(lookups.unknown(state, said, "see: reach agents", age_s=0.0 if looked_up else age_s))
         return agent.to_record()
 
     def list_agents(self, request: registry.ListAgentsRequest, who: Identity) -> registry.ListAgentsReply:

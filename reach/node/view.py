@@ -21,9 +21,10 @@ import structlog
 from agentreach.aio.clock import boot_time
 from agentreach.v1.admin_pb2 import NodeRecord
 from agentreach.v1.registry_pb2 import AgentRecord
+from reach.core.lookups import UNSEEN_S
 from reach.core.state import State
 from reach.core.store import Change, Compacted, Item, Store, StoreUnavailable
-from reach.node.contact import LOOK_EVERY_S, Contact
+from reach.node.contact import Contact
 from reach.node.mirror import Mirror
 from reach.node.stored import AGENTS, NODES, Unreadable, read_agent, read_node, scope_of
 
@@ -31,7 +32,6 @@ log = structlog.get_logger("reach.view")
 
 STEP_CHANGES = 500  # ≈ 20 µs each
 LIST_AGAIN_S = 0.5  # after the store did not answer
-OVERDUE_S = 2 * LOOK_EVERY_S + 1.0  # a look and its answer may take so long before the view counts as old
 
 Record = TypeVar("Record", AgentRecord, NodeRecord)
 Step = Callable[[], AbstractContextManager[State]]
@@ -108,7 +108,7 @@ class View:
     def age_s(self) -> float:
         """Seconds since the view was known to be complete; 0 while it is looked at and found so all the time."""
         age_s = boot_time() - self.confirmed_at
-        return 0.0 if age_s <= OVERDUE_S and not self._contact.away else age_s
+        return 0.0 if age_s <= UNSEEN_S and not self._contact.away else age_s
 
     async def look_up(self, tenant: str, env: str, agent_id: str) -> bool:
         """Read one agent's record, linearizably: the core knows it afterwards. False if there is none.
@@ -163,7 +163,8 @@ class View:
                 if batch:
                     await self._apply(mirror, mirror.fresh(batch))
                     mirror.reached(batch[-1].revision)
-                    self._tell_age()
+                    if self.confirmed_at != self._told_at:
+                        self._tell_age()
 
     async def _list_stubbornly(self, mirror: Mirror) -> None:
         while True:
@@ -185,18 +186,25 @@ class View:
 
     async def _look(self) -> None:
         """Ask the store how far it is. Raises `StoreUnavailable`."""
+        try:
+            await self._compare()
+        except StoreUnavailable:
+            self._tell_age(away=True)
+            raise
+        self._tell_age(away=False)
+
+    async def _compare(self) -> None:
         for mirror in (self._agents, self._nodes):
             asked_at, revision = boot_time(), mirror.revision
             summary = await self._store.summary(mirror.prefix)
             if not mirror.looked(summary, asked_at, revision):
                 self._doubt(mirror)
-        self._tell_age()
 
-    def _tell_age(self) -> None:
-        if self.confirmed_at != self._told_at:
-            self._told_at = self.confirmed_at
-            with self._step() as state:
-                state.view_complete_at = self._told_at
+    def _tell_age(self, *, away: bool | None = None) -> None:
+        with self._step() as state:
+            state.view_complete_at = self._told_at = self.confirmed_at
+            if away is not None:
+                state.registry_away = away
 
     # ---- what changed ----
 

@@ -1,4 +1,4 @@
-"""Plays: the view of the registry is old. Who is in it gets work; of who is not, the store is asked, or nobody knows."""
+"""Plays: the view of the registry is old. Who is in it gets work; of who is not, the store is asked."""
 
 from __future__ import annotations
 
@@ -71,19 +71,28 @@ def test_where_the_store_does_not_answer_the_view_is_believed_for_the_grace_and_
     message = caller.request(session_id=session, **target)
     answer(core, known=False)
     error = caller.error_of(message)
-    assert error.code == codes.NO_ROUTE and "as of 59 s ago" in error.message
+    assert error.code == codes.NO_ROUTE and "as of 59 s ago, and" in error.message
     core.state.view_complete_at -= 2.0
     message = caller.request(session_id=session, **target)
     answer(core, known=False)
     error = caller.error_of(message)
-    assert error.code == codes.REGISTRY_UNAVAILABLE and "view of it is 61 s old" in error.message
+    assert error.code == codes.REGISTRY_UNAVAILABLE and "is 61 s old, and" in error.message
     assert error.retryable and error.retry_after_ms and not error.may_have_executed
 
 
 def test_the_grace_is_as_configured() -> None:
     core = CoreMesh(resume_window_s=0.0, registry_grace_s=2.0)
-    core.state.view_complete_at = core.state.now - 2.1
+    core.state.view_complete_at = core.state.now - 5.1
     caller = core.caller()
+    assert caller.error_of(caller.request()).code == codes.REGISTRY_UNAVAILABLE
+
+
+def test_between_two_looks_at_the_store_the_view_has_no_age_unless_the_last_one_failed() -> None:
+    core = CoreMesh(resume_window_s=0.0, registry_grace_s=2.0)
+    caller = core.caller()
+    core.state.view_complete_at = core.state.now - 4.9
+    assert caller.error_of(caller.request()).code == codes.NO_ROUTE
+    core.state.registry_away = True
     assert caller.error_of(caller.request()).code == codes.REGISTRY_UNAVAILABLE
 
 
