@@ -38,10 +38,11 @@ def _one(parts: list[admin.TracedMessage]) -> admin.TracedMessage:
     if len(parts) == 1:
         return parts[0]
     entry = max(parts, key=lambda part: (_chose(part), _took_us(part)))
-    stages = list(entry.stages)
+    *stages, last = entry.stages
     for part in parts:
         if part is not entry:
             stages += _within(part, _began_us(entry), _took_us(entry) if entry.outcome else None)
+    stages.append(last)  # sorting leaves it behind what ended at the same time
     stages.sort(key=lambda stage: stage.offset_us)
     whole = admin.TracedMessage()
     whole.CopyFrom(entry)
@@ -78,13 +79,18 @@ def _took_us(message: admin.TracedMessage) -> int:
 
 
 def sessions(replies: Sequence[admin.ListSessionsReply], limit: int) -> admin.ListSessionsReply:
-    """The longest idle last. Two homes may tell of a session that moves: the one of the later epoch counts."""
+    """The longest idle last. Entries know of a session what its home does not, and the latest epoch is the truth."""
     found: dict[tuple[str, str, str], admin.SessionInfo] = {}
     for info in chain.from_iterable(reply.sessions for reply in replies):
-        key = (info.env, info.agent_id.partition("/")[0], info.session_id)
+        key = (info.env, info.agent_id.partition("/")[0].lower(), info.session_id)
         known = found.get(key)
         if known is None or known.epoch < info.epoch:
             found[key] = info
+        elif known.epoch == info.epoch:
+            known.idle_s = min(known.idle_s, info.idle_s)
+            known.waiting += info.waiting
+            known.turn = max(known.turn, info.turn)
+            known.moving |= info.moving
     ordered = sorted(found.values(), key=lambda info: info.idle_s)
     return admin.ListSessionsReply(sessions=ordered[: min(limit or SESSIONS_MAX, SESSIONS_MAX)])
 

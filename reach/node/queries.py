@@ -232,14 +232,13 @@ class Queries:
         )
 
     def list_sessions(self, request: admin.ListSessionsRequest, who: Identity) -> admin.ListSessionsReply:
-        """Sessions with an owner that is attached here, longest idle last."""
+        """Sessions with an owner, here or at another node as this one knows it; longest idle last."""
         state = self._state
         agent_type = request.agent_type.lower()
         lanes = [
             lane
             for lane in state.lanes.values()
             if lane.owner is not None
-            and not lane.owner.remote
             and lane.key[0] == who.tenant
             and request.session_id in ("", lane.key[3])
             and (not agent_type or lane.key[2] == agent_type)
@@ -254,7 +253,7 @@ class Queries:
                     epoch=lane.epoch,
                     idle_s=round(state.now - lane.used_at, 3),
                     env=lane.key[1],
-                    node_id=state.rules.node_id,
+                    node_id=lane.owner.agent.node_id if lane.owner is not None else "",
                     waiting=len(lane.waiting),
                 )
                 for lane in lanes[: min(request.limit or SESSIONS_MAX, SESSIONS_MAX)]
