@@ -37,7 +37,7 @@ fast: $(STAMP)   ## compile the hot path (needs a C compiler); `make run` and `m
 	@$(BIN)/python tools/compiled.py
 
 test: $(STAMP)   ## every test a fresh machine can run (under 10 minutes on 2 cores)
-	@$(BIN)/python -m pytest -n 3 --dist loadfile
+	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 check: $(STAMP)  ## format, lint, types, layers, generated code and pages (under a minute)
 	@$(BIN)/ruff format --check .

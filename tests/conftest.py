@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
@@ -12,6 +13,18 @@ import structlog
 # pytest-asyncio asks for "the current loop" before the first asynchronous test; on Python 3.11 that makes one that
 # nobody closes, and some later test fails for it when it is collected (warnings are errors). Say that there is none.
 asyncio.set_event_loop(None)
+
+_FIRST = ("e2e", "integration", "component")
+_HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files that take long come first, so that no worker is still busy with one when the others have nothing left.
+
+    For xdist's `--no-loadscope-reorder`: by itself it begins with the files of many tests, which are the quick ones.
+    """
+    folders = {name: place for place, name in enumerate(_FIRST)}
+    items.sort(key=lambda item: folders.get(item.path.relative_to(_HERE).parts[0], len(_FIRST)))
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from tools.fuzzing.messages import Words
 from tools.fuzzing.octets import BYTES_MAX, damage
 from tools.fuzzing.targets import TARGETS, Found, Fuzzed, wander
 
-INPUTS = {"core": 40, "sdk": 6, "envelope": 2000, "record": 2000, "link": 100, "selector": 1500, "lineage": 3000}
+INPUTS = {"core": 40, "sdk": 3, "envelope": 2000, "record": 2000, "link": 100, "selector": 1500, "lineage": 3000}
 
 
 def test_every_target_has_a_short_run() -> None:
