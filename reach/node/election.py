@@ -294,6 +294,7 @@ class Election:
             lease.abandon()
             raise
         self._standing = _Standing(key, result.revision, lease, min(MARGIN_S, MARGIN_SHARE * lease.ttl_s))
+        self._tell()  # the watch may have shown the key before the answer did
 
     async def _hold_on(self) -> None:
         """Lead when it is this node's turn, and return when the candidacy is over."""

@@ -300,6 +300,7 @@ async def test_an_answer_of_a_former_leader_is_not_believed() -> None:
     async with mesh(True, True) as (made, (first, second)):
         leading = first.election.leading
         assert leading is not None
+        former = leading.revision - 1
 
         class Former:
             """Answers as one that led before."""
@@ -307,7 +308,7 @@ async def test_an_answer_of_a_former_leader_is_not_believed() -> None:
             async def forward(self, forward: Forward) -> Forwarded:
                 """See `Forwarder.forward`."""
                 answer = await first.admission.admit(forward, "n1")
-                answer.election = leading.revision - 1
+                answer.election = former
                 return answer
 
         second.admission.connect(Former())
