@@ -48,7 +48,7 @@ class Metric:
 
 
 METRICS: tuple[Metric, ...] = (
-    Metric("reach_agents", "gauge", ("agent_type", "status"), "Agents registered, by type and status."),
+    Metric("reach_agents", "gauge", ("agent_type", "status"), "Agents attached to this node, by type and status."),
     Metric(
         "reach_requests_total",
         "counter",
@@ -124,6 +124,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("reach_slow_consumers_total", "counter", (), "Links ended because their peer took nothing for too long."),
     Metric("reach_registry_age_seconds", "gauge", (), "How old this node's view of the registry may be; 0 in memory."),
     Metric("reach_leader", "gauge", (), "1 on the node that is the leader, else 0."),
+    Metric("reach_nodes", "gauge", ("state",), "Other nodes: linked with this one, or not_linked."),
     Metric("reach_build_info", "info", ("python", "version"), "Version of Agent-Reach and of Python; always 1."),
 )
 
@@ -143,9 +144,11 @@ class Gauges:
     outbox_envelopes: Mapping[str, int] = field(default_factory=dict)
     """By agent_id, of the agents attached here now."""
     breakers: Mapping[str, str] = field(default_factory=dict)
-    """State by agent_id, of the agents attached here now: a key of `BREAKER_STATES`."""
+    """State by agent_id, of agents attached to whichever node: a key of `BREAKER_STATES`."""
     registry_age_s: float = 0.0
     leader: bool = False
+    nodes_linked: int = 0
+    nodes_not_linked: int = 0
 
 
 class Source(Protocol):
@@ -266,6 +269,10 @@ def _tables(gauges: Gauges) -> Iterator[Family]:
     yield _gauge("reach_queue_oldest_seconds", gauges.queue_oldest_s)
     yield _gauge("reach_registry_age_seconds", gauges.registry_age_s)
     yield _gauge("reach_leader", int(gauges.leader))
+    nodes = _gauge("reach_nodes")
+    nodes.add_metric(["linked"], gauges.nodes_linked)
+    nodes.add_metric(["not_linked"], gauges.nodes_not_linked)
+    yield nodes
     yield _by_agent("reach_outbox_envelopes", gauges.outbox_envelopes)
     yield _by_agent(
         "reach_breaker_state", {agent_id: BREAKER_STATES[state] for agent_id, state in gauges.breakers.items()}

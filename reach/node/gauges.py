@@ -30,11 +30,12 @@ class NodeGauges:
         outboxes: Counter[str] = Counter()
         breakers: dict[str, str] = {}
         for agent in state.directory:
-            agents[agent.agent_type, STATUS_NAMES.get(agent.status, "UNKNOWN")] += 1
             if agent.breaker is not None:
                 breakers[agent.agent_id] = _worse(agent.breaker.state(now).value, breakers.get(agent.agent_id))
-            if isinstance(agent.link, Attachment):
+            if isinstance(agent.link, Attachment) and not agent.link.remote:
+                agents[agent.agent_type, STATUS_NAMES.get(agent.status, "UNKNOWN")] += 1
                 outboxes[agent.agent_id] += agent.link.peer.link.waiting
+        linked = sum(node.connected for node in state.nodes.values())
         waiting = [lane for lane in state.lanes.values() if lane.waiting]
         oldest_s = max([now - lane.waiting[0].received for lane in waiting], default=0.0)
         return Gauges(
@@ -46,6 +47,8 @@ class NodeGauges:
             breakers=breakers,
             registry_age_s=self._engine.registry_age(),
             leader=leader is not None and leader.node_id == state.rules.node_id,
+            nodes_linked=linked,
+            nodes_not_linked=sum(bool(node.address) for node in state.nodes.values() if not node.connected),
         )
 
 

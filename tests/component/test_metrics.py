@@ -58,6 +58,8 @@ def busy_node() -> Node:
         breakers={"ner/1": "HALF_OPEN"},
         registry_age_s=0.25,
         leader=True,
+        nodes_linked=2,
+        nodes_not_linked=1,
     )
     return node
 
@@ -97,6 +99,8 @@ def test_the_numbers_are_those_of_the_node() -> None:
     assert value(families, "reach_breaker_state", agent_id="ner/1") == 1
     assert value(families, "reach_registry_age_seconds") == 0.25
     assert value(families, "reach_leader") == 1
+    assert value(families, "reach_nodes", state="linked") == 2
+    assert value(families, "reach_nodes", state="not_linked") == 1
     python = ".".join(map(str, sys.version_info[:3]))
     assert value(families, "reach_build_info", version="0.1.0", python=python) == 1
 
