@@ -136,9 +136,9 @@ def metrics() -> str:
         "`GET /metrics` on the HTTP address answers in Prometheus' text format. Besides these there are the ordinary "
         "`process_…`, `python_info` and `python_gc_…` metrics.",
         table(("metric", "kind", "labels", "meaning"), rows),
-        "`agent_type` is a type that registered here, or `unknown`. `agent_id` is an agent attached here now; its series "
-        "go with it. A breaker is the view of this node's own callers, of agents of all nodes. No label is a value that "
-        f"a caller chose. States of a breaker: {states}.",
+        "`agent_type` is a type that registered here, or `unknown`. `agent_id` is an agent attached here now; its "
+        "series go with it. A breaker is the view of this node's own callers, of agents of all nodes. No label is a "
+        f"value that a caller chose. States of a breaker: {states}.",
     )
 
 
