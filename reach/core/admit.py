@@ -16,7 +16,7 @@ from agentreach.wire.checks import request_fault
 from agentreach.wire.content import content_digest
 from agentreach.wire.errors import failure
 from agentreach.wire.names import normalise_env
-from reach.core import callbacks, credit, deadlines, outcomes, route, settle, waiters
+from reach.core import callbacks, credit, deadlines, once, outcomes, route, settle, waiters
 from reach.core.lineage import Forged, expired
 from reach.core.profiles import whole_timeout_ms
 from reach.core.replay import Conflict, Elsewhere, Stored, TooOld
@@ -35,9 +35,20 @@ PRIORITY_LANE = {pb.PRIORITY_UNSPECIFIED: 1, pb.HIGH: 0, pb.NORMAL: 1, pb.LOW: 2
 
 
 def admit(
-    state: State, port: Port, who: Identity, envelope: Envelope, spent_ms: int, peer: Peer | None, caller_id: str
+    state: State,
+    port: Port,
+    who: Identity,
+    envelope: Envelope,
+    spent_ms: int,
+    peer: Peer | None,
+    caller_id: str,
+    *,
+    owned: bool = False,
 ) -> None:
-    """Take in one REQUEST that came by `port`; `spent_ms` of its time has passed since it was stamped."""
+    """Take in one REQUEST that came by `port`; `spent_ms` of its time has passed since it was stamped.
+
+    `owned`: another node says that this one owns the message.
+    """
     parent: Lineage | None = None
     lineage = envelope.lineage
     message_id = envelope.message_id
@@ -72,7 +83,7 @@ def admit(
         return
     env = normalise_env(envelope.env)
     key = (who.tenant, who.principal, env, message_id)
-    twin = state.by_key.get(key)
+    twin = state.by_key.get(key) or (state.relayed.get(key) if state.relayed else None)
     fresh = envelope.fresh or node_made_id
     if twin is not None:
         if twin.stage is not Stage.SETTLED:
@@ -89,7 +100,10 @@ def admit(
     request = open_request(state, port, envelope, key, left_s, peer, fresh)
     if node_made_id and callback is None:  # an accepted caller was told the id, and may use it again
         request.node_made_id = True
-    route.route(state, request, envelope, target, target_data, parent)
+    if fresh or owned or not state.nodes:
+        route.route(state, request, envelope, target, target_data, parent)
+    else:
+        once.place(state, request, envelope, parent)
     if callback is not None:
         callback.accept(envelope, key, request)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1.frame_pb2 import Frame, Signal
-from reach.core import crossing, health, interest, links, loads, mesh, nodes, remote, replies, visiting
+from reach.core import claims, crossing, health, interest, links, loads, mesh, nodes, once, remote, replies, visiting
 from reach.core.effects import Forwarding
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ def frame(state: State, node: NodePeer, received: Frame, spent_ms: int) -> None:
                 visiting.cancel(state, node, envelope)
             elif kind in (EVENT, CALLBACK):
                 crossing.arrived(state, node, envelope, spent_ms)
+            elif not envelope.recipient:
+                once.admit_relayed(state, node, envelope, spent_ms)
             else:
                 visiting.admit_from(state, node, envelope, spent_ms)
     if node.filled and not link.full:
@@ -82,6 +84,14 @@ def _interest(state: State, node: NodePeer, signal: Signal) -> None:
     interest.heard(state, node, signal.interest)
 
 
+def _lookup(state: State, node: NodePeer, signal: Signal) -> None:
+    claims.asked(state, node, signal.lookup)
+
+
+def _found(state: State, node: NodePeer, signal: Signal) -> None:
+    once.told(state, node, signal.found)
+
+
 def _forward(state: State, node: NodePeer, signal: Signal) -> None:
     state.effects.append(Forwarding(node, forward=signal.forward))
 
@@ -100,6 +110,8 @@ _SIGNALS: dict[str, Callable[[State, NodePeer, Signal], None]] = {
     "stream_credit": _stream_credit,
     "progress": _progress,
     "interest": _interest,
+    "lookup": _lookup,
+    "found": _found,
     "forward": _forward,
     "forwarded": _forwarded,
     "goodbye": _goodbye,

@@ -20,6 +20,7 @@ from reach.core import (
     admit,
     arrivals,
     callbacks,
+    claims,
     credit,
     deadlines,
     departures,
@@ -33,6 +34,7 @@ from reach.core import (
     loads,
     moves,
     nodes,
+    once,
     owners,
     replies,
     returning,
@@ -41,6 +43,7 @@ from reach.core import (
     waiting,
 )
 from reach.core.brought import Returning
+from reach.core.claims import Asking, Inquiry
 from reach.core.drains import Drain
 from reach.core.lanes import Lane
 from reach.core.loads import LoadsDue
@@ -153,7 +156,9 @@ def tick(state: State) -> None:
     state.traces.expire(state.now)
 
 
-def _check(state: State, item: Peer | Attachment | Lane | Publishing | Drain | Returning | LoadsDue) -> None:
+def _check(
+    state: State, item: Peer | Attachment | Lane | Publishing | Drain | Returning | LoadsDue | Inquiry | Asking
+) -> None:
     match item:
         case Attachment():
             health.on_timer(state, item)
@@ -168,6 +173,10 @@ def _check(state: State, item: Peer | Attachment | Lane | Publishing | Drain | R
             events.finish(state, item)
         case Returning():
             returning.on_timer(state, item)
+        case Inquiry():
+            once.on_timer(state, item)
+        case Asking():
+            claims.on_timer(state, item)
         case LoadsDue():
             loads.on_timer(state, item)
         case Drain():
@@ -288,6 +297,10 @@ def _session_ready(state: State, peer: Peer, signal: Signal) -> None:
     moves.ready(state, peer, signal.session_ready)
 
 
+def _found(state: State, peer: Peer, signal: Signal) -> None:
+    once.told(state, peer, signal.found)
+
+
 def _goodbye(state: State, peer: Peer, signal: Signal) -> None:
     links.goodbye(state, peer, signal.goodbye)
 
@@ -302,6 +315,7 @@ _SIGNALS: dict[str, Callable[[State, Peer, Signal], None]] = {
     "status_change": _status_change,
     "subscribe": _subscribe,
     "unsubscribe": _unsubscribe,
+    "found": _found,
     "session_snapshot": _session_snapshot,
     "session_ready": _session_ready,
     "goodbye": _goodbye,

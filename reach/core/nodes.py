@@ -39,6 +39,8 @@ class NodePeer(Peer):
     __slots__ = (
         "address",
         "agents",
+        "broker",
+        "dead",
         "draining",
         "node_id",
         "record",
@@ -64,6 +66,10 @@ class NodePeer(Peer):
         """Of its agents those whose keys have vanished from the store, though it says that it has them."""
         self.visiting: dict[bytes, NodePort] = {}
         """By its entry: requests that it gave to agents of this node."""
+        self.broker: Attachment | None = None
+        """What stands for it where it is given messages to own."""
+        self.dead = False
+        """Nobody listens at its address: its process is gone."""
         self.draining = False
         self.since = state.now
         """Since when it is linked, or not."""
@@ -157,7 +163,7 @@ def _begin_again(state: State, node: NodePeer, incarnation: bytes) -> None:
 
 def _up(state: State, node: NodePeer, resumed: bool) -> None:
     node.connected = True
-    node.closing = False
+    node.closing = node.dead = False
     node.cut_at, node.why_down = 0.0, ""
     node.heard_at = node.back_at = node.since = state.now
     if resumed:

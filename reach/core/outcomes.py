@@ -36,17 +36,21 @@ def shrink(request: Request) -> None:
         request.data = b""
 
 
+def forget(state: State, request: Request) -> None:
+    """Copies of its message are not this request's any more."""
+    if state.by_key.get(request.key) is request:
+        del state.by_key[request.key]
+
+
 def confirmed(state: State, request: Request) -> None:
     """The caller's link has accepted the final reply of a fresh id: it will not be sent again."""
     request.reply = None
-    if state.by_key.get(request.key) is request:
-        del state.by_key[request.key]
+    forget(state, request)
 
 
 def keep_unconfirmed(state: State, request: Request) -> None:
     """A fresh id was sent again, or its link is gone: keep its outcome like that of any other message."""
     reply, request.reply = request.reply, None
-    if state.by_key.get(request.key) is request:
-        del state.by_key[request.key]
+    forget(state, request)
     if reply is not None and reply.data is not None:
         keep(state, request, reply.data)

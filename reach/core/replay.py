@@ -126,6 +126,10 @@ class Replay:
         if isinstance(entry, Stored) and Envelope.FromString(entry.outcome).HasField("error"):
             self._table.discard(key)
 
+    def has(self, key: MessageKey, now: float) -> bool:
+        """Whether an outcome is kept for this message."""
+        return self._table.get(key, now) is not None
+
     def expire(self, now: float) -> None:
         """Let go of what is too old. Also done at each `store`."""
         self._now = now

@@ -103,7 +103,7 @@ def _final(state: State, request: Request, envelope: Envelope) -> None:
     if envelope.HasField("error"):
         _refused(state, request, envelope)
         return
-    if request.agent is not None:
+    if request.agent is not None and not request.relayed:
         breakers.answered(state, request.agent, request.delivered_at)
         request.judged = True
     data = _as_given(state, request, envelope)
@@ -118,6 +118,9 @@ def _refused(state: State, request: Request, envelope: Envelope) -> None:
     """The agent answered with an error of its own, or one that a call it made ended with."""
     said, agent = envelope.error, request.agent
     assert agent is not None
+    if request.relayed:
+        settle.fail(state, request, said, by_agent=True)
+        return
     known = said.code and said.code in codes.ErrorCode.values()
     error = failure(  # rebuilt, so that nothing of it is longer than an error may be
         said.code if known else codes.AGENT_ERROR,
@@ -153,7 +156,7 @@ def _as_given(state: State, request: Request, envelope: Envelope) -> bytes | Non
     """The RESPONSE as its callers get it; None if its payload is over the limit."""
     agent = request.agent
     assert agent is not None
-    data = writing.answered(request, envelope, agent.agent_id)
+    data = writing.answered(request, envelope, envelope.source if request.relayed else agent.agent_id)
     bound = state.rules.payload_bytes_max
     size = len(data)
     if size <= bound:

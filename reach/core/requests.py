@@ -158,6 +158,10 @@ class Request:
     """At the agent's home: the `AttemptState` that its end is told as; 0: as a reply."""
     forgotten = False
     """At the entry: the home that had accepted it was started anew."""
+    relayed = False
+    """It was given to the node that owns its message; `agent` stands for that node."""
+    inquired = False
+    """Others were asked whether they have it."""
     refusals = 0
     """At the entry: how often a home refused it."""
 

@@ -112,6 +112,11 @@ def opened(state: State) -> None:
     state.returning.until = state.now + state.rules.resume_window_s
 
 
+def is_held(state: State, request: Request) -> bool:
+    """Whether an agent of this node brought the message along."""
+    return bool(len(state.returning.held)) and state.returning.held.get(request.key, state.now) is not None
+
+
 def took(state: State, request: Request, envelope: Envelope, target: Target, parent: Lineage | None) -> bool:
     """True if this request went to who has it, waits here, or may not be run again."""
     returning = state.returning

@@ -25,6 +25,7 @@ from reach.core import (
     health,
     lookups,
     loops,
+    once,
     retry,
     returning,
     sessions,
@@ -55,7 +56,7 @@ def route(
         request.parent = parent
     if state.directory.freed:
         waiting.serve(state)  # who waits goes before who comes
-    if (not request.fresh or state.now < state.returning.until) and returning.took(
+    if (not request.fresh or state.now < state.returning.until) and _elsewhere(
         state, request, envelope, target, parent
     ):
         return
@@ -77,6 +78,16 @@ def route(
     attachment = agent.link
     assert isinstance(attachment, Attachment)
     hand_over(state, request, envelope, attachment, parent)
+
+
+def _elsewhere(state: State, request: Request, envelope: Envelope, target: Target, parent: Lineage | None) -> bool:
+    """True if somebody has this message already, or may have it: it is not routed now."""
+    if request.inquired:
+        return False
+    unclaimed = not request.fresh and bool(state.nodes) and not returning.is_held(state, request)
+    if unclaimed and once.took(state, request, envelope, target, parent):
+        return True
+    return returning.took(state, request, envelope, target, parent)
 
 
 def _nobody_now(state: State, request: Request, envelope: Envelope, pool: Pool) -> None:
@@ -114,46 +125,17 @@ def choose(
     exclude: Collection[str] = frozenset(),
     readmit: bool = True,
     request: Request | None = None,
+    *,
+    of_version: bool = False,
+    last_resort: bool = True,
 ) -> Agent | None:
     """One usable agent of the pool by the policy. `exclude` and `readmit` are those of `balance.choose`.
 
-    `request` is told if it does not get the version that its type's version policy wants.
+    `request` is told if it does not get the version that its type's version policy wants. With `of_version` that
+    policy has narrowed the pool already; without `last_resort` an agent that ramps and has had its share is left out.
     """
-    if not state.version_policies:
-        return _choose(state, pool, target, session_id, policy, exclude, readmit)
-    key = target.hash_key or session_id
-    picked = version_policy.pick(
-        state.version_policies,
-        state.directory,
-        pool,
-        version_policy.point_of(key) if key else state.rng.random(),
-        lambda narrowed, last: _choose(
-            state, narrowed, target, session_id, policy, exclude, readmit and last, last_resort=last
-        ),
-    )
-    if picked.fell_back:
-        fell_back(state, picked, request)
-    return picked.agent
-
-
-def fell_back(state: State, picked: version_policy.Picked, request: Request | None) -> None:
-    """A version policy wants a version that has nobody usable: count it, and tell the request's trace."""
-    assert picked.agent is not None
-    state.stats.version_fell_back(picked.agent.agent_type)
-    if request is not None:
-        request.note("version policy", state.now, picked.told)
-
-
-def _choose(
-    state: State,
-    pool: Pool,
-    target: Target,
-    session_id: str,
-    policy: int,
-    exclude: Collection[str],
-    readmit: bool,
-    last_resort: bool = True,
-) -> Agent | None:
+    if state.version_policies and not of_version:
+        return _choose_version(state, pool, target, session_id, policy, exclude, readmit, request)
     agent = balance.choose(
         pool,
         policy,
@@ -168,6 +150,47 @@ def _choose(
         return agent
     other = _instead_of(state, pool, target, session_id, policy, exclude, agent)
     return agent if other is None and last_resort else other
+
+
+def _choose_version(
+    state: State,
+    pool: Pool,
+    target: Target,
+    session_id: str,
+    policy: int,
+    exclude: Collection[str],
+    readmit: bool,
+    request: Request | None,
+) -> Agent | None:
+    key = target.hash_key or session_id
+    picked = version_policy.pick(
+        state.version_policies,
+        state.directory,
+        pool,
+        version_policy.point_of(key) if key else state.rng.random(),
+        lambda narrowed, last: choose(
+            state,
+            narrowed,
+            target,
+            session_id,
+            policy,
+            exclude,
+            readmit and last,
+            of_version=True,
+            last_resort=last,
+        ),
+    )
+    if picked.fell_back:
+        fell_back(state, picked, request)
+    return picked.agent
+
+
+def fell_back(state: State, picked: version_policy.Picked, request: Request | None) -> None:
+    """A version policy wants a version that has nobody usable: count it, and tell the request's trace."""
+    assert picked.agent is not None
+    state.stats.version_fell_back(picked.agent.agent_type)
+    if request is not None:
+        request.note("version policy", state.now, picked.told)
 
 
 def _instead_of(

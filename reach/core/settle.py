@@ -13,7 +13,7 @@ from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.error_pb2 import Error
-from reach.core import again, breakers, deadletters, health, lanes, outcomes, replay, visiting, waiters, waiting
+from reach.core import again, breakers, deadletters, health, lanes, once, outcomes, replay, visiting, waiters, waiting
 from reach.core.requests import Attachment, Request, Stage
 from reach.core.trace import Journey, Traced, put_journey
 
@@ -84,16 +84,18 @@ def answer(state: State, request: Request, reply: bytes, outcome: str, error: Er
     if request.timer is not None:
         state.wheel.cancel(request.timer, request)
         request.timer = None
-    if request.node_made_id or (
+    if request.relayed:
+        once.answered(state, request)  # its owner keeps the outcome
+    elif request.node_made_id or (
         error is not None and not replay.is_stored(error.code, error.retryable, error.may_have_executed)
     ):
-        del state.by_key[request.key]
+        outcomes.forget(state, request)
     elif request.fresh and item is not None:
         item.owner = request  # it stays in `by_key` until the caller has the reply for sure
         request.reply = item
         outcomes.shrink(request)
     else:
-        del state.by_key[request.key]
+        outcomes.forget(state, request)
         outcomes.keep(state, request, reply)
     _close_books(state, request, outcome, error, now)
 
@@ -130,8 +132,8 @@ def _close_books(state: State, request: Request, outcome: str, error: Error | No
         )
     else:
         state.traces.keep(traced(state, request, outcome, journey), now)
-    if request.visitor is not None:
-        return  # its entry counts it, and says what failed
+    if request.visitor is not None or request.relayed:
+        return  # another node counts it, and says what failed
     state.stats.finished(
         request.agent_type,
         outcome,

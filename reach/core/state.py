@@ -35,6 +35,7 @@ from reach.core.writing import origin_fields
 
 if TYPE_CHECKING:
     from reach.core.calls import Call
+    from reach.core.claims import Asking, Inquiry
     from reach.core.drains import Drain
     from reach.core.lanes import Lane, LaneKey
     from reach.core.nodes import NodePeer
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
     from reach.core.requests import Attachment, MessageKey, Request
     from reach.core.topics import Publishing
     from reach.core.version_policy import VersionPolicy
+
+    Checked = Peer | Attachment | Lane | Publishing | Drain | Returning | LoadsDue | Inquiry | Asking
+    """What has a timer besides requests."""
 
 
 MESH_FAULTS = frozenset({"AGENT_LOST", "TIMEOUT", "AGENT_ERROR", "CONNECT_FAILED", "INTERNAL", "REGISTRY_UNAVAILABLE"})
@@ -97,9 +101,7 @@ class State:
         self.origins: dict[tuple[str, str, str], tuple[bytes, bytes]] = {}
         """By (tenant, principal, env): what `writing` puts into every delivery of theirs."""
         self.wheel: TimerWheel[Request] = TimerWheel()
-        self.checks: TimerWheel[Peer | Attachment | Lane | Publishing | Drain | Returning | LoadsDue] = TimerWheel(
-            tick_s=0.05
-        )
+        self.checks: TimerWheel[Checked] = TimerWheel(tick_s=0.05)
         self.requests: dict[int, Request] = {}
         self.by_key: dict[MessageKey, Request] = {}
         self.unsettled = 0  # requests in flight: those in `requests` that are not settled
@@ -120,6 +122,12 @@ class State:
         self.lanes_ready: deque[Lane] = deque()
         self.snapshots_held = 0
         """Bytes of sessions' states that are being stored."""
+        self.relayed: dict[MessageKey, Request] = {}
+        """Requests that were given to the node that owns their message. (What this node owns is in `by_key`.)"""
+        self.inquiries: dict[int, Inquiry] = {}
+        """By number: requests that wait here, at their owner, until others have said whether they have them."""
+        self.asking: dict[int, Asking] = {}
+        """By nonce: questions of other nodes for which this one asks its processes."""
         self.topics = Topics()
         self.interests = Interests()
         """The topics that other nodes want."""
@@ -135,7 +143,7 @@ class State:
         self.leaves_at = 0.0
         """When a draining node ends what then still runs."""
         self.peer_addresses: tuple[str, ...] = ()
-        """Where the other nodes of the mesh take processes in; those that are leaving are not among them."""
+        """Where the other nodes of the mesh are reached."""
         self.node_addresses: dict[str, str] = {}
         """By node_id: where each live node, this one too, takes processes in."""
         self.view_complete_at = float("inf")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def cancel(state: State, port: Port, key: MessageKey) -> None:
     """The caller behind `port` no longer wants the answer. Somebody else's request is not its to cancel."""
-    request = state.by_key.get(key)
+    request = state.by_key.get(key) or state.relayed.get(key)
     if request is None:
         return
     mine = [waiter for waiter in request.waiters if waiter.port is port] or callbacks.all_of(request)

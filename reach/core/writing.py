@@ -182,6 +182,19 @@ def passed_on(state: State, request: Request, envelope: Envelope) -> bytes:
     )
 
 
+def relayed(state: State, request: Request, envelope: Envelope) -> bytes:
+    """A REQUEST for the node that owns its message: as its sender wrote it, with whose it is and the time left."""
+    key = request.key
+    origin = state.origins.get((key[0], key[1], key[2])) or state.origin(key)
+    left_ms = int((request.deadline - state.now) * 1000) or 1
+    return b"".join(
+        (
+            envelope.SerializeToString(), origin[0], _RECIPIENT, _NO, _ENTRY_16, request.entry,
+            _attempt(request), varint(left_ms),
+        )
+    )  # fmt: skip
+
+
 def returned(entry: bytes, attempt: int) -> bytes:
     """What makes a RESPONSE of this node one of an attempt of another node."""
     return b"".join((_ENTRY_16, entry, _ATTEMPT, varint(attempt)))

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger("reach.nodes")
 
 OPEN_TIMEOUT_S = 5.0
+LOOK_EVERY_S = 0.5
+LOOK_TIMEOUT_S = 1.0
 WELCOME_TIMEOUT_S = 5.0
 GOODBYE_TIMEOUT_S = 2.0
 REDIAL_FIRST_S, REDIAL_MOST_S = 0.1, 2.0
@@ -252,6 +254,7 @@ class NodeLinks:
     async def run(self) -> None:
         """Keep the links until cancelled."""
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._look_for_the_dead(), name="node-links-lost")
             while True:
                 self._changed.clear()
                 own = self._engine.node_id
@@ -261,6 +264,17 @@ class NodeLinks:
                         task = group.create_task(self._keep(node), name=f"node-link {node.node_id}")
                         self._dialling[node.node_id] = task
                 await self._changed.wait()
+
+    async def _look_for_the_dead(self) -> None:
+        """See whether anybody listens where a node that is not linked should: if not, nobody needs to wait for it."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            lost = [each for each in self._engine.state.nodes.values() if each.address and not each.connected]
+            for node in lost:
+                dead = await _refuses(node.address)
+                if dead != node.dead and not node.connected:
+                    with self._engine.step():
+                        node.dead = dead
 
     async def _keep(self, node: NodePeer) -> None:
         failures = 0
@@ -288,3 +302,17 @@ class NodeLinks:
         carrier = DialledNode(self._engine, node, stream)
         await carrier.run()
         return carrier.why
+
+
+async def _refuses(address: str) -> bool:
+    """True if the machine of an address says that nobody listens there. A silent one says nothing."""
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(LOOK_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except ConnectionRefusedError:
+        return True
+    except (OSError, ValueError, TimeoutError):
+        return False
+    writer.close()
+    return False

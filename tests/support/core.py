@@ -77,6 +77,7 @@ class Process:
         self.ready = True
         """What its agents answer to probes; with None they do not answer."""
         self.answers_probes = True
+        self.answers_lookups = True
         self.confirms_cancels = True
         self.handler: Callable[[Process, Envelope], None] | None = None
         self.releases: Callable[[Process, frames.SessionRelease], None] | None = no_hooks
@@ -309,6 +310,8 @@ class Process:
         if kind == "probe" and self.answers_probes:
             reply = frames.ProbeReply(agent_id=signal.probe.agent_id, nonce=signal.probe.nonce, ready=self.ready)
             self.signal(Signal(probe_reply=reply))
+        elif kind == "lookup" and self.answers_lookups:
+            self.signal(Signal(found=self._found(signal.lookup)))
         elif kind == "goodbye":
             self.goodbye = signal.goodbye
         elif kind == "detached":
@@ -317,6 +320,17 @@ class Process:
             self.releases(self, signal.session_release)
         elif kind == "session_restore" and self.restores is not None:
             self.restores(self, signal.session_restore)
+
+    def _found(self, lookup: frames.Lookup) -> frames.Found:
+        found = frames.Found(nonce=lookup.nonce)
+        for key in lookup.keys:
+            item = found.items.add(key=key)
+            for envelope in self.requests:
+                if envelope.message_id == key.message_id:
+                    running = any(each.message_id == key.message_id for each in self.running.values())
+                    item.state = frames.Found.RUNNING if running else frames.Found.DONE
+                    item.agent_id, item.incarnation = envelope.recipient, self.incarnation
+        return found
 
     def _envelope(self, envelope: Envelope) -> None:
         kind = envelope.type
@@ -613,7 +627,8 @@ class CoreMesh:
         self.pump()
         state = self.state
         assert not state.requests, [r.message_id for r in state.requests.values()]
-        assert not state.by_key
+        assert not state.by_key and not state.relayed
+        assert not state.inquiries and not state.asking and not state.crossings
         assert state.unsettled == 0
         assert len(state.wheel) == 0
         assert not state.lanes_ready

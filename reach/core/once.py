@@ -1,0 +1,279 @@
+"""Once means once over nodes (behaviour.md §5): who owns a message that was sent before, and who may have it.
+
+A fresh id is its entry's and costs nothing more. Any other message is owned by the node that the rendezvous hash of its
+key picks among the linked nodes; others relay it there, so that copies meet. An owner that does not know the message
+asks the other nodes, and through them the agents that may have it, also those that are still on their way back. Who has
+it gets it, and joins or replays. If all have answered and nobody knows it, it runs; if somebody stays silent it runs
+only if it is `idempotent`.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from agentreach.v1 import error_pb2 as codes
+from agentreach.v1.envelope_pb2 import Envelope, Target
+from agentreach.v1.frame_pb2 import Found, Lookup, MessageKey, Signal
+from agentreach.wire.errors import failure
+from reach.core import admit, claims, credit, nodes, outcomes, route, settle, writing
+from reach.core.agents import UNREACHABLE, Agent
+from reach.core.claims import Inquiry
+from reach.core.ports import Identity
+from reach.core.requests import Attachment, Request, Stage
+from reach.core.visiting import NodePort
+
+if TYPE_CHECKING:
+    from agentreach.v1.peer_pb2 import Lineage
+    from reach.core.nodes import NodePeer
+    from reach.core.requests import MessageKey as Key
+    from reach.core.state import State
+
+PATIENCE_S = 10.0  # so long an owner waits for those who have not answered
+LEFT_S = 0.1  # of the request's time, for saying so
+ROUND_S = 0.5  # who has not answered is asked again so often
+INQUIRIES_MAX = 10_000  # beyond, a message that nobody can be asked about is refused like one that nobody answered for
+
+
+# ---- whose it is ----
+
+
+def owner(state: State, key: Key) -> NodePeer | None:
+    """The node that owns a message which is not fresh; None: this one."""
+    salt = "\0".join(key).encode("utf-8", "surrogateescape")
+    best, rank = None, _rank(salt, state.rules.node_id)
+    for node in state.nodes.values():
+        if node.connected and not node.draining and (other := _rank(salt, node.node_id)) > rank:
+            best, rank = node, other
+    return best
+
+
+def _rank(salt: bytes, node_id: str) -> bytes:
+    return blake2b(salt + b"\0" + node_id.encode(), digest_size=8).digest()
+
+
+def relay(state: State, request: Request, envelope: Envelope, node: NodePeer) -> None:
+    """Give a request to the node that owns its message; its replies come back as from an agent."""
+    attachment = _broker(state, node)
+    request.agent, request.attachment, request.attempt = attachment.agent, attachment, 1
+    request.relayed, request.retriable = True, False
+    outcomes.forget(state, request)
+    state.relayed[request.key] = request
+    request.agent_type = envelope.target.agent_type.lower()
+    request.note("relayed", state.now, f"to node {node.node_id}, which owns the message")
+    attachment.attempts[request.number] = request
+    request.data = writing.relayed(state, request, envelope)
+    route.put_on_link(state, request, attachment)
+
+
+def answered(state: State, request: Request) -> None:
+    """A relayed request has its outcome."""
+    if state.relayed.get(request.key) is request:
+        del state.relayed[request.key]
+
+
+def _broker(state: State, node: NodePeer) -> Attachment:
+    """What stands for a node that is given requests to own."""
+    if node.broker is None:
+        agent = Agent(f"node/{node.node_id}")
+        node.broker = Attachment(agent, node, state.now, remote=True)
+        node.broker.look_at = float("inf")
+        agent.link = node.broker
+    return node.broker
+
+
+def owner_lost(state: State, node: NodePeer) -> None:
+    """The link to an owner was cut: its messages are another's, who will ask whether they ran."""
+    if node.broker is None:
+        return
+    for request in list(node.broker.attempts.values()):
+        if request.stage is Stage.SETTLED:
+            settle.release(state, request)
+            continue
+        if request.items:
+            continue  # it cannot begin anew; its deadline ends it, or the link comes back
+        if request.item is not None:
+            node.link.withdraw(request.item)
+        settle.give_back(state, request)
+        answered(state, request)
+        state.by_key.setdefault(request.key, request)
+        request.attempt, request.relayed, request.retriable = 0, False, True
+        request.stage = Stage.ADMITTED
+        request.ran = True
+        envelope = Envelope.FromString(request.data)
+        envelope.fresh = False
+        place(state, request, envelope, request.parent)
+
+
+def place(state: State, request: Request, envelope: Envelope, parent: Lineage | None) -> None:
+    """Give a message that is not fresh to its owner, which may be this node."""
+    other = owner(state, request.key) if not envelope.reply_topic else None
+    if other is not None:
+        request.parent = parent
+        relay(state, request, envelope, other)
+    else:
+        target = envelope.target
+        route.route(state, request, envelope, target, target.SerializeToString(), parent)
+
+
+def admit_relayed(state: State, node: NodePeer, envelope: Envelope, spent_ms: int) -> None:
+    """Another node says that this one owns the message."""
+    if envelope.entry in node.visiting:
+        return  # sent again by a link that began anew
+    port = NodePort(state, node, envelope.entry, envelope.attempt)
+    node.visiting[envelope.entry] = port
+    who = Identity(tenant=envelope.tenant, principal=envelope.principal)
+    envelope.fresh = False
+    admit.admit(state, port, who, envelope, spent_ms, None, envelope.source, owned=True)
+
+
+# ---- who has it ----
+
+
+def took(state: State, request: Request, envelope: Envelope, target: Target, parent: Lineage | None) -> bool:
+    """True if this message, which this node owns and does not know, waits until others have said whether they do."""
+    if request.inquired or request.visitor is not None or not any(_may_know(node) for node in state.nodes.values()):
+        return False
+    if len(state.inquiries) >= INQUIRIES_MAX:
+        _give_up(state, request, ["this node, which is asked too much"])
+        return True
+    request.data = envelope.SerializeToString()
+    request.parent = parent
+    request.note("asking", state.now, "sent before: who has it?")
+    left_s = min(PATIENCE_S, request.deadline - state.now - LEFT_S)
+    inquiry = Inquiry(request, target, state.now + left_s)
+    state.inquiries[request.number] = inquiry
+    _ask(state, inquiry)
+    return True
+
+
+def _may_know(node: NodePeer) -> bool:
+    return node.connected or (bool(node.address) and not node.dead)
+
+
+def _ask(state: State, inquiry: Inquiry) -> None:
+    """One round: everybody who may have it and can be asked is; who cannot be is missing."""
+    request = inquiry.request
+    tenant, principal, env, message_id = request.key
+    inquiry.nonce = state.next_number
+    state.next_number += 1
+    inquiry.waiting.clear()
+    inquiry.missing.clear()
+    key = MessageKey(tenant=tenant, principal=principal, env=env, message_id=message_id)
+    lookup = Lookup(nonce=inquiry.nonce, keys=[key], target=inquiry.target.SerializeToString())
+    for node in state.nodes.values():
+        if node.connected:
+            node.link.signal(Signal(lookup=lookup))
+            state.woken.add(node)
+            inquiry.waiting.add(node)
+        elif node.address and not node.dead:
+            inquiry.missing.append(f"node {node.node_id}")
+    pool = state.directory.pool_for(inquiry.target, tenant, env)
+    for agent in pool:
+        attachment = agent.link
+        assert isinstance(attachment, Attachment)
+        if agent.status == UNREACHABLE or not attachment.peer.connected:
+            inquiry.missing.append(agent.agent_id)
+        elif not attachment.remote and attachment.peer not in inquiry.waiting:
+            attachment.peer.link.signal(Signal(lookup=Lookup(nonce=inquiry.nonce, keys=[key])))
+            state.woken.add(attachment.peer)
+            inquiry.waiting.add(attachment.peer)
+    if inquiry.waiting:
+        inquiry.timer = state.checks.schedule(inquiry, state.now + ROUND_S)
+    else:
+        _all_said(state, inquiry)
+
+
+def told(state: State, peer: object, found: Found) -> None:
+    """A node or a process answers."""
+    inquiry = next((each for each in state.inquiries.values() if each.nonce == found.nonce), None)
+    if inquiry is None:
+        claims.told(state, peer, found)
+        return
+    if peer not in inquiry.waiting:
+        return
+    inquiry.waiting.discard(peer)
+    for item in found.items:
+        if item.state in (Found.RUNNING, Found.DONE) and _to_who_has_it(state, inquiry, peer, item):
+            return
+    if not inquiry.waiting:
+        _all_said(state, inquiry)
+
+
+def _end(state: State, inquiry: Inquiry) -> bool:
+    """The inquiry is over. False: so is its request."""
+    request = inquiry.request
+    state.inquiries.pop(request.number, None)
+    if inquiry.timer is not None:
+        state.checks.cancel(inquiry.timer, inquiry)
+        inquiry.timer = None
+    request.inquired = True
+    return state.requests.get(request.number) is request and request.stage is Stage.ADMITTED
+
+
+def _to_who_has_it(state: State, inquiry: Inquiry, peer: object, item: Found.Item) -> bool:
+    request = inquiry.request
+    if not item.agent_id:
+        if not isinstance(peer, nodes.NodePeer):
+            return False
+        if _end(state, inquiry):
+            relay(state, request, Envelope.FromString(request.data), peer)
+        return True
+    attachment = route.incarnation(state, request.key, item.agent_id, item.incarnation)
+    if attachment is None:
+        inquiry.missing.append(item.agent_id)  # it has it, and cannot be reached yet
+        return False
+    if _end(state, inquiry):
+        state.stats.duplicates["joined" if item.state == Found.RUNNING else "replayed"] += 1
+        request.reentrant = True  # it has its slot, and its place in its lane
+        request.retriable = request.idempotent and request.lane is None
+        request.credit = credit.UNBOUNDED
+        request.routed = "the agent that has it"
+        route.hand_over(state, request, Envelope.FromString(request.data), attachment, request.parent)
+    return True
+
+
+def _all_said(state: State, inquiry: Inquiry) -> None:
+    """Everybody who was asked has answered, and nobody has it."""
+    request = inquiry.request
+    if inquiry.missing and state.now < inquiry.until:
+        if inquiry.timer is None:
+            inquiry.timer = state.checks.schedule(inquiry, min(state.now + ROUND_S, inquiry.until))
+        return
+    if not _end(state, inquiry):
+        return
+    if inquiry.missing and not request.idempotent:
+        _give_up(state, request, inquiry.missing)
+        return
+    envelope = Envelope.FromString(request.data)
+    route.route(state, request, envelope, inquiry.target, inquiry.target.SerializeToString(), request.parent)
+
+
+def _give_up(state: State, request: Request, silent: list[str]) -> None:
+    names = ", ".join(sorted(set(silent))[:5])
+    settle.fail(
+        state,
+        request,
+        failure(
+            codes.AGENT_LOST,
+            f"message {request.message_id} was sent before, and whether it has run cannot be known: no answer from "
+            f"{names}; it is not run again (idempotent requests are)",
+            retryable=False,
+            may_have_executed=True,
+        ),
+    )
+
+
+def on_timer(state: State, inquiry: Inquiry) -> None:
+    """A round is over: ask again, or decide with what is known."""
+    inquiry.timer = None
+    if state.requests.get(inquiry.request.number) is not inquiry.request or inquiry.request.is_settled:
+        _end(state, inquiry)
+        return
+    if state.now < inquiry.until:
+        _ask(state, inquiry)
+        return
+    inquiry.missing.extend(f"node {each.node_id}" for each in inquiry.waiting if isinstance(each, nodes.NodePeer))
+    inquiry.missing.extend(each.link_id for each in inquiry.waiting if not isinstance(each, nodes.NodePeer))
+    inquiry.waiting.clear()
+    _all_said(state, inquiry)
