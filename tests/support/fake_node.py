@@ -96,6 +96,7 @@ class Session:
 
     def received(self, data: bytes) -> None:
         if self.node.deaf:
+            self.node.swallowed += 1
             return
         frame = frames.Frame.FromString(data)
         if self.outlet is None:
@@ -162,6 +163,7 @@ class FakeNode:
         self.refuse: Refused | None = None
         self.deaf = False
         """True: what arrives is swallowed."""
+        self.swallowed = 0
         self.hold_requests = False
         """True: requests are accepted and left lying."""
         self.heartbeat_interval_ms = 10_000

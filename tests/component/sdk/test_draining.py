@@ -49,6 +49,16 @@ def order(session: Session, agent: Agent, limit_s: float = 5.0, reason: str = "n
     session.signal(drain=frames.Drain(agent_id=agent.agent_id, deadline_ms=int(limit_s * 1000), reason=reason))
 
 
+async def heard(*sessions: Session) -> None:
+    """Wait until the processes have taken everything that the node has sent them."""
+    await eventually(lambda: all(session.link.idle for session in sessions))
+
+
+async def anything_sent_has_arrived(mesh: ConnectedMesh) -> None:
+    """An event goes there and its counts come back: whatever this process sent before is there, too."""
+    await mesh.publish("round/trip", 0)
+
+
 class TestAnAgentIsOrdered:
     """`reach drain AGENT_ID`, as its process sees it."""
 
@@ -167,10 +177,10 @@ class TestTheNodeLeaves:
     async def test_a_new_request_waits_for_the_nodes_successor(self, node: FakeNode, mesh: ConnectedMesh) -> None:
         caller = node.session
         caller.signal(drain=frames.Drain(deadline_ms=30_000))
-        await asyncio.sleep(0.05)  # what must not happen would have happened by now
+        await heard(caller)
         call = asyncio.create_task(mesh.request(7, capabilities=["work"], timeout=20))
-        await asyncio.sleep(0.05)  # what must not happen would have happened by now
-        assert not caller.envelopes and not call.done()
+        await anything_sent_has_arrived(mesh)
+        assert {envelope.type for envelope in caller.envelopes} == {pb.EVENT} and not call.done()
         node.on_request = echo
         node.forget()
         assert (await asyncio.wait_for(call, 10)).data == 7
@@ -190,7 +200,8 @@ class TestTheNodeLeaves:
         node.on_request = refuse
         call = asyncio.create_task(mesh.request(7, capabilities=["work"], timeout=20))
         await eventually(lambda: bool(caller.envelopes))
-        await asyncio.sleep(0.05)  # what must not happen would have happened by now
+        await heard(caller)
+        await anything_sent_has_arrived(mesh)
         assert not call.done()
         node.on_request = echo
         node.forget()
@@ -203,7 +214,7 @@ class TestTheNodeLeaves:
         caller = node.session
         node.deaf = True  # it takes nothing more, as a node that has said goodbye
         call = asyncio.create_task(mesh.request(7, capabilities=["work"], timeout=20))
-        await asyncio.sleep(0.05)  # the request is written meanwhile
+        await eventually(lambda: node.swallowed > 0)
         node.deaf = False
         node.on_request = echo
         node.sessions.clear()
@@ -217,7 +228,7 @@ class TestTheNodeLeaves:
         self, node: FakeNode, mesh: ConnectedMesh
     ) -> None:
         node.session.signal(drain=frames.Drain(deadline_ms=30_000))
-        await asyncio.sleep(0.05)  # what must not happen would have happened by now
+        await heard(node.session)
         with pytest.raises(ShuttingDown, match="fake is leaving") as told:
             await mesh.request(7, capabilities=["work"], timeout=0.1)
         assert told.value.retryable and not told.value.may_have_executed
@@ -240,22 +251,25 @@ class TestTheNodeLeaves:
             await eventually(lambda: bool(caller.envelopes))
             for each in (session, caller):
                 each.signal(drain=frames.Drain(deadline_ms=30_000))
-            await asyncio.sleep(0.05)  # what must not happen would have happened by now
+            await heard(session, caller)
             may_ask.set()
             assert (await asyncio.wait_for(call, 5)).data == 7
             assert (await mesh.publish("news", 1)).matched == 0
             assert any(envelope.type == pb.EVENT for envelope in caller.envelopes)
 
-    async def test_a_caller_with_another_address_goes_there_when_its_answers_have_come(self, node: FakeNode) -> None:
+    async def test_a_caller_with_another_address_goes_there_when_its_answers_have_come(
+        self, node: FakeNode, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("agent_sdk.moving._LOOK_S", 0.0)  # it looks whether it may go in each turn of the loop
         slow = Slow(node, own_link=True)
         async with slow.agent, connect(TWO, transport=node, own_link=True) as mesh:
             caller = next(session for session in node.sessions.values() if not session.agents)
             under_way = asyncio.create_task(mesh.request(1, capabilities=["work"], timeout=20))
             await eventually(lambda: slow.started == 1)
             caller.signal(drain=frames.Drain(deadline_ms=30_000))
-            await asyncio.sleep(0.05)  # what must not happen would have happened by now
+            await heard(caller)
             kept = asyncio.create_task(mesh.request(2, capabilities=["work"], timeout=20))
-            await asyncio.sleep(0.1)  # what must not happen would have happened by now
+            await anything_sent_has_arrived(mesh)
             assert caller.goodbye is None, "its first request is not answered"
             slow.go.set()
             assert (await under_way).data == 1
@@ -279,15 +293,20 @@ class TestTheNodeLeaves:
             beats = [each.heartbeat for each in said(node.session, "heartbeat") if each.heartbeat.agents]
             assert beats[-1].agents[0].status == HEALTHY
 
-    async def test_an_agent_whose_node_knows_no_peers_stays_until_the_goodbye(self, node: FakeNode) -> None:
+    async def test_an_agent_whose_node_knows_no_peers_stays_until_the_goodbye(
+        self, node: FakeNode, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Its last requests may need it; another node of our own list could not reach it for them."""
+        monkeypatch.setattr("agent_sdk.moving._LOOK_S", 0.0)
         slow = Slow(node, own_link=True, url=TWO)
         slow.go.set()
         async with slow.agent:
             session = node.session_of(slow.agent.agent_id)
             session.signal(drain=frames.Drain(deadline_ms=30_000))
-            await asyncio.sleep(0.2)  # what must not happen would have happened by now
-            assert session.goodbye is None and session.agents
+            await heard(session)
+            async with connect(transport=node, own_link=True) as mesh:
+                assert (await mesh.request(1, capabilities=["work"], timeout=5)).data == 1
+            assert session.goodbye is None and session.agents and not said(session, "status_change")
             node.sessions.pop(session.token)
             session.signal(goodbye=frames.Goodbye(code=frames.Goodbye.SHUTDOWN))
             session.close()
