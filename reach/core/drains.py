@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from agentreach.v1 import frame_pb2 as pb
 from agentreach.v1.frame_pb2 import Signal
 from agentreach.v1.registry_pb2 import DRAINING
-from reach.core import departures, elsewhere, health, leaving
+from reach.core import departures, elsewhere, health, leaving, loads
 from reach.core.requests import Attachment
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ def node(state: State, limit_s: float) -> None:
     for peer in state.peers.values():
         if peer.welcomed and not peer.restarts:
             tell(state, peer)
+    loads.tell_draining(state)
 
 
 def tell(state: State, peer: Peer) -> None:

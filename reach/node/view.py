@@ -26,7 +26,7 @@ from reach.core.state import State
 from reach.core.store import Change, Compacted, Item, Store, StoreUnavailable
 from reach.node.contact import Contact
 from reach.node.mirror import Mirror
-from reach.node.stored import AGENTS, NODES, Unreadable, read_agent, read_node, scope_of
+from reach.node.records import AGENTS, NODES, Unreadable, read_agent, read_node, scope_of
 
 log = structlog.get_logger("reach.view")
 

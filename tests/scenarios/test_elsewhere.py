@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from agentreach.wire.limits import PEERS_MAX
-from reach.core import drains
+from reach.core import drains, nodes
 from tests.support.core import CoreMesh, Process
+from tests.support.cores import Cores
 
 TWO = ("10.0.0.2:7070", "10.0.0.3:7070")
 
@@ -39,3 +40,14 @@ def test_of_a_large_mesh_each_process_is_told_a_bounded_number_and_not_all_the_s
     told = [tuple(_acked(process)) for _ in range(40)]
     assert {len(set(each)) for each in told} == {PEERS_MAX}
     assert set().union(*told) == set(everybody)
+
+
+def test_nobody_is_told_of_a_node_that_is_leaving() -> None:
+    cores = Cores(3)
+    one, two, three = cores.nodes
+    one.state.peer_addresses = tuple(nodes.of(one.state, core.node_id).address for core in (two, three))
+    agent = one.agent("echo/1")
+    with two.step() as state:
+        drains.node(state, 5.0)
+    cores.pump()
+    assert _acked(agent) == [nodes.of(one.state, three.node_id).address]
