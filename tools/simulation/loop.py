@@ -66,6 +66,17 @@ class _Handle:
             self._loop.call_exception_handler({"message": f"callback {self._callback!r}", "exception": error})
 
 
+class _Door(asyncio.Transport):
+    """A connection that was opened to see whether it can be."""
+
+    def close(self) -> None:
+        """See `asyncio.Transport`."""
+
+    def is_closing(self) -> bool:
+        """See `asyncio.Transport`."""
+        return True
+
+
 class VirtualLoop(asyncio.AbstractEventLoop):
     """What asyncio needs of a loop, for one process. IO there is none: the network is simulated."""
 
@@ -82,6 +93,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self.faults: list[str] = []
         """What nobody caught: a callback or a task that ended with an exception."""
         self.tasks: list[asyncio.Task[Any]] = []
+        self.knock: Callable[[str], Coroutine[Any, Any, None]]
+        """Tries whether somebody listens at an address."""
         self._ready: deque[_Handle] = deque()
         self._closed = False
 
@@ -146,6 +159,11 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """Something inside failed and nobody caught it."""
         if not self._closed:
             self.faults.append(f"{context.get('message')}: {context.get('exception')!r}")
+
+    async def create_connection(self, factory: Callable[[], Any], host: str, port: int, **_: Any) -> Any:  # type: ignore[override]
+        """Only whether somebody answers: nothing is sent over such a connection. Raises `ConnectionRefusedError`."""
+        await self.knock(f"{host}:{port}")
+        return _Door(), factory()
 
     # ---- what the scheduler does ----
 

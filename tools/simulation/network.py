@@ -208,6 +208,32 @@ class Connection:
         self._notice(end, "the peer ended the stream")
 
 
+async def knock(world: World, process: Process, address: str) -> None:
+    """See whether somebody listens there. Raises `ConnectionRefusedError` if the machine says that nobody does."""
+    answer: asyncio.Future[None] = process.loop.create_future()
+    at = max(world.now + world.latency_s(), process.isolated_until, world.walled_until(process, address))
+    world.scheduler.at(at, _knocked, world, process, address, answer)
+    await answer
+
+
+def _knocked(world: World, process: Process, address: str, answer: asyncio.Future[None]) -> None:
+    node = world.nodes.get(address)
+    if process.loop.dead or (node is not None and not node.alive and node.things.get("power lost")):
+        return  # a machine without power says nothing
+    listens = node is not None and not node.loop.dead and node.accept is not None
+    refusal = None if listens else ConnectionRefusedError(f"nobody listens at {address}")
+    world.scheduler.after(world.latency_s(), process.loop.call_soon, _told, answer, refusal)
+
+
+def _told(answer: asyncio.Future[None], refusal: ConnectionRefusedError | None) -> None:
+    if answer.done():
+        return
+    if refusal is not None:
+        answer.set_exception(refusal)
+    else:
+        answer.set_result(None)
+
+
 class SimStream:
     """The client's `agentreach.aio.transport.Stream`."""
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from .loop import VirtualLoop
+from .network import knock
 
 if TYPE_CHECKING:
     from .network import End
@@ -27,6 +29,7 @@ class Process:
         self.rng = Random(f"{world.seed}/{self.name}")
         self.loop = VirtualLoop(world.scheduler, self.name, self)
         self.incarnation = self.rng.getrandbits(128).to_bytes(16, "big")
+        self.loop.knock = functools.partial(knock, world, self)
         self.loop.boot_base_s = self.rng.uniform(10, 1e6)
         self.wall_offset_s = self.rng.uniform(-2, 2)
         self.started_at = world.now
@@ -91,6 +94,7 @@ class Process:
             return
         world = self.world
         self.died_at = world.now
+        self.things["power lost"] = power
         self.loop.dead = True
         self.accept = None
         for connection in list(world.connections):
