@@ -10,7 +10,21 @@ from typing import TYPE_CHECKING
 
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1.frame_pb2 import Frame, Signal
-from reach.core import claims, crossing, health, interest, links, loads, mesh, nodes, once, remote, replies, visiting
+from reach.core import (
+    claims,
+    crossing,
+    fence,
+    health,
+    interest,
+    links,
+    loads,
+    mesh,
+    nodes,
+    once,
+    remote,
+    replies,
+    visiting,
+)
 from reach.core.effects import Forwarding
 
 if TYPE_CHECKING:
@@ -84,6 +98,10 @@ def _interest(state: State, node: NodePeer, signal: Signal) -> None:
     interest.heard(state, node, signal.interest)
 
 
+def _pins_honoured(state: State, node: NodePeer, signal: Signal) -> None:
+    fence.heard(state, node, signal.pins_honoured)
+
+
 def _lookup(state: State, node: NodePeer, signal: Signal) -> None:
     claims.asked(state, node, signal.lookup)
 
@@ -110,6 +128,7 @@ _SIGNALS: dict[str, Callable[[State, NodePeer, Signal], None]] = {
     "stream_credit": _stream_credit,
     "progress": _progress,
     "interest": _interest,
+    "pins_honoured": _pins_honoured,
     "lookup": _lookup,
     "found": _found,
     "forward": _forward,

@@ -14,7 +14,7 @@ from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.wire.errors import failure
-from reach.core import again, breakers, deadlines, leaving, loops, moves, owners, route, settle
+from reach.core import again, breakers, deadlines, fence, leaving, loops, moves, owners, route, settle
 from reach.core.agents import DEGRADED, DRAINING, HEALTHY, Agent
 from reach.core.effects import DropSnapshot
 from reach.core.requests import Attachment, Request, Stage
@@ -50,6 +50,7 @@ class Lane:
         "timer",
         "turn",
         "used_at",
+        "verified_at",
         "waiting",
     )
 
@@ -81,6 +82,8 @@ class Lane:
         self.awaited_until = 0.0
         """The pin names a process that is not attached (a restart): until when it may come back."""
         self.used_at = now
+        self.verified_at = now
+        """When the store last said whose it is."""
         self.refreshed_at = now
         self.timer: Token | None = None
 
@@ -168,6 +171,10 @@ def advance(state: State, lane: Lane) -> None:
             owners.ask(state, lane)
             continue
         agent = owner.agent
+        if not owner.remote and not _fenced(state, lane):
+            continue
+        if lane.pinning:
+            return
         if agent.shut:
             _breaker_open(state, lane, agent)
             continue
@@ -206,6 +213,18 @@ def _waits_for_itself(state: State, lane: Lane, owner: Attachment) -> bool:
     state.stats.loops["would_deadlock"] += 1
     name = owner.agent.agent_id
     settle.fail(state, request, loops.deadlock(request.parent.path, name, f"every slot of {name}"))
+    return True
+
+
+def _fenced(state: State, lane: Lane) -> bool:
+    """Whether this home may serve the session; if not its head fails. A pin that is in doubt is read again first."""
+    if not fence.holds(state):
+        request = take_head(state, lane)
+        request.lane = None
+        settle.fail(state, request, request.last_error or fence.refusal(lane.key[3]))
+        return False
+    if fence.in_doubt(state, lane) and not lane.pinning:
+        owners.verify(state, lane)
     return True
 
 

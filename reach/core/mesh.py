@@ -26,6 +26,7 @@ from reach.core import (
     departures,
     drains,
     events,
+    fence,
     health,
     heartbeats,
     interest,
@@ -45,6 +46,7 @@ from reach.core import (
 from reach.core.brought import Returning
 from reach.core.claims import Asking, Inquiry
 from reach.core.drains import Drain
+from reach.core.fence import Fence
 from reach.core.lanes import Lane
 from reach.core.loads import LoadsDue
 from reach.core.peers import Peer
@@ -54,7 +56,7 @@ from reach.core.topics import Publishing
 if TYPE_CHECKING:
     from reach.core.calls import Call
     from reach.core.ports import Identity
-    from reach.core.state import State
+    from reach.core.state import Checked, State
 
 AFTER_FAULT_S = 1.0
 SIGNALS_WAITING_MAX = 10_000  # answers to signals that a peer does not read: beyond, it is a slow consumer
@@ -156,9 +158,7 @@ def tick(state: State) -> None:
     state.traces.expire(state.now)
 
 
-def _check(
-    state: State, item: Peer | Attachment | Lane | Publishing | Drain | Returning | LoadsDue | Inquiry | Asking
-) -> None:
+def _check(state: State, item: Checked) -> None:
     match item:
         case Attachment():
             health.on_timer(state, item)
@@ -177,6 +177,8 @@ def _check(
             once.on_timer(state, item)
         case Asking():
             claims.on_timer(state, item)
+        case Fence():
+            fence.on_timer(state, item)
         case LoadsDue():
             loads.on_timer(state, item)
         case Drain():

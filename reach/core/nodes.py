@@ -42,6 +42,7 @@ class NodePeer(Peer):
         "broker",
         "dead",
         "draining",
+        "honoured_at",
         "node_id",
         "record",
         "since",
@@ -71,6 +72,8 @@ class NodePeer(Peer):
         self.dead = False
         """Nobody listens at its address: its process is gone."""
         self.draining = False
+        self.honoured_at = 0.0
+        """When it last said that it honours this node's pins."""
         self.since = state.now
         """Since when it is linked, or not."""
         self.why_down = "not linked yet"

@@ -51,6 +51,13 @@ def pin(state: State, lane: lanes.Lane, attachment: Attachment) -> None:
     state.effects.append(CreatePin(lane, attachment, lane.epoch, lane.turn, lane.snapshot, since))
 
 
+def verify(state: State, lane: lanes.Lane) -> None:
+    """Have the store say again whose the session is; what it says comes as `pinned_elsewhere`."""
+    assert lane.owner is not None
+    lane.pinning = True
+    state.effects.append(CreatePin(lane, lane.owner, -1, lane.turn, lane.snapshot, lane.since))
+
+
 def candidate(state: State, lane: lanes.Lane, exclude: Collection[str]) -> Attachment | None:
     """Who of the others would own the session now."""
     agent = _choose(state, lane, _pool(state, lane, anybody=True), exclude)
@@ -175,6 +182,7 @@ def own(state: State, lane: lanes.Lane, attachment: Attachment, epoch: int) -> N
     lane.owner = attachment
     lane.owner_id = (attachment.agent.agent_id, attachment.agent.incarnation)
     lane.epoch = epoch
+    lane.verified_at = state.now
     lane.since = lane.since or epoch
     lane.awaited_until = 0.0
     attachment.pinned.add(lane)

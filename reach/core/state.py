@@ -20,6 +20,7 @@ from reach.core.configs import Configs
 from reach.core.dead_letter_book import DeadLetterBook
 from reach.core.directory import Directory
 from reach.core.effects import Effect, LogLine
+from reach.core.fence import Fence
 from reach.core.interest import Interests
 from reach.core.lineage import LineageKeys
 from reach.core.loads import LoadsDue
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from reach.core.topics import Publishing
     from reach.core.version_policy import VersionPolicy
 
-    Checked = Peer | Attachment | Lane | Publishing | Drain | Returning | LoadsDue | Inquiry | Asking
+    Checked = Peer | Attachment | Lane | Publishing | Drain | Returning | LoadsDue | Inquiry | Asking | Fence
     """What has a timer besides requests."""
 
 
@@ -117,6 +118,7 @@ class State:
         self.remote_agents = 0
         """How many of the directory are attached to other nodes."""
         self.loads = LoadsDue()
+        self.fence = Fence()
         self.tokens: dict[bytes, Peer] = {}
         self.lanes: dict[LaneKey, Lane] = {}
         self.lanes_ready: deque[Lane] = deque()

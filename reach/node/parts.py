@@ -6,7 +6,8 @@ import asyncio
 
 from agentreach.aio.transport import Transport
 from agentreach.v1.admin_pb2 import NodeRecord
-from reach.core import remote
+from reach.core import fence, remote
+from reach.core.snapshots import SnapshotStore
 from reach.core.store import Store
 from reach.node.admission import Admission
 from reach.node.config import Config
@@ -17,14 +18,27 @@ from reach.node.nodelinks import NodeLinks
 from reach.node.pins import PinBook
 from reach.node.policies import Policies, wishes
 from reach.node.registrar import Registrar
+from reach.node.snapshot_place import make_snapshots
 from reach.node.view import View
 
 
 class Parts:
     """`start` it once the node can be reached, `run` its duties, `leave` the registry, `close` it when all is over."""
 
-    def __init__(self, engine: Engine, config: Config, store: Store, record: NodeRecord, between: Transport) -> None:
-        """`record` is the node's own, its addresses filled in before `start`; `between` leads to other nodes."""
+    def __init__(
+        self,
+        engine: Engine,
+        config: Config,
+        store: Store,
+        record: NodeRecord,
+        between: Transport,
+        snapshots: SnapshotStore | None = None,
+    ) -> None:
+        """`record` is the node's own, its addresses filled in before `start`; `between` leads to other nodes.
+
+        `snapshots` is for nodes that share more than their settings say. Raises `SnapshotsUnavailable`.
+        """
+        self._engine = engine
         engine.node_links = self._node_links = NodeLinks(engine, between)
         self._election = election = Election(store, config.node_id, ttl_s=config.election_ttl_s)
         admission = Admission(store, election, config.node_id, agents_max=config.agents_max)
@@ -43,7 +57,9 @@ class Parts:
         self._policies.connect(self._forwarding)
         self._view = view = View(store, record, registrar, step=engine.step, remote=remote)
         contact = registrar.contact
-        engine.use(registrar, PinBook(store, config.node_id, config.session_ttl_s, lambda: contact.away))
+        pins = PinBook(store, config.node_id, config.session_ttl_s, lambda: contact.away)
+        pins.snapshots = snapshots or make_snapshots(config, store, pins.lease)
+        engine.use(registrar, pins)
         engine.node, engine.registry_name = record, config.registry.partition(":")[0]
         engine.leader = lambda: election.leader
         engine.registry_age, engine.registry_grace_s = lambda: view.age_s, config.registry_grace_s
@@ -52,6 +68,8 @@ class Parts:
     async def start(self) -> None:
         """Show the node in the registry, and see who else is there. Raises `StoreUnavailable`."""
         await self._registrar.start()
+        with self._engine.step() as state:
+            fence.use(state, self._registrar.lease)
         await self._view.start()
         await self._policies.start()
         await self._election.start()

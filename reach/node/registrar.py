@@ -91,6 +91,11 @@ class Registrar:
         self._doubt = False
         """The store may differ from `_agents`."""
 
+    @property
+    def lease(self) -> Shards:
+        """What this node's keys stand under."""
+        return self._shards
+
     # ---- asked by the engine ----
 
     def register(self, arrival: Arrival, done: Callable[[], None]) -> None:

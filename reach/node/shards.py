@@ -29,6 +29,11 @@ class Shards:
         self._shards: list[Shard] = []
         self._waits: dict[Shard, asyncio.Task[None]] = {}
 
+    @property
+    def valid_until(self) -> float:
+        """Until when all keys of this node stand for sure, by the boot clock; 0 while there is no lease."""
+        return min((0.0 if shard.lease.lost else shard.lease.valid_until for shard in self._shards), default=0.0)
+
     def holds(self, lease_id: int) -> bool:
         """True for a lease that is ours and not lost."""
         return any(shard.lease.id == lease_id and not shard.lease.lost for shard in self._shards)
