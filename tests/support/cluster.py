@@ -13,14 +13,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
+from reach.adapters.binding import PortTaken, require_free
 from tests.support.etcd import EtcdCluster
 from tests.support.etcd_cluster import WiredEtcd
 from tests.support.node import QUICK, READY_S, NodeProcess
+from tools.cluster import COUNT, Place
 
 _LOG_SHOWN_CHARS = 4_000
 
@@ -141,6 +144,25 @@ class NodeCluster:
 def node_cluster(etcd: EtcdCluster, size: int = 3, **settings: Any) -> NodeCluster:
     """Nodes to use in an `async with`: node-1, node-2, … on this etcd."""
     return NodeCluster(etcd, size, {**QUICK, **settings})
+
+
+def free_first_port() -> int:
+    """A port from which on all that `make cluster` takes is free."""
+    chance = random.SystemRandom()
+    for _ in range(1_000):
+        first = chance.randrange(20_000, 31_000)
+        places = [Place(number, first) for number in range(1, COUNT + 1)]
+        if all(_is_free(each) for place in places for each in (place.grpc, place.http, place.etcd, place.etcd_peer)):
+            return first
+    raise RuntimeError("no free ports")
+
+
+def _is_free(address: str) -> bool:
+    try:
+        require_free(address, "a test", "")
+    except PortTaken:
+        return False
+    return True
 
 
 def _registry(etcd: EtcdCluster, node_id: str) -> str:
