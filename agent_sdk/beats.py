@@ -91,6 +91,7 @@ class Beats:
             proven.ready.set()
         for agent_id in ack.unknown:
             host = owner.hosts.get(agent_id)
-            if host is not None and host not in owner.attaching:
+            moved = owner.dialler.entered  # it is registered there, and this node has noticed
+            if host is not None and host not in owner.attaching and not moved:
                 log.warning("the node does not know %s: attaching it again", agent_id)
                 self._attach(host)

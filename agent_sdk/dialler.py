@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from agent_sdk.ending import Ended
 from agent_sdk.errors import PermissionDenied, ReachError, Unauthenticated
+from agent_sdk.greeting import Greeting
 from agent_sdk.linkstream import LinkStream
 from agent_sdk.redial import Redial
 from agentreach.aio.clock import boot_time
-from agentreach.aio.transport import Refused, Stream, Transport
+from agentreach.aio.transport import Refused, Stream, StreamBroken, Transport
 
 if TYPE_CHECKING:
     from agent_sdk.link import MeshLink
@@ -42,8 +43,8 @@ class Dialler:
         self._transport = transport
         self._metadata = metadata
         self._stop = asyncio.Event()
-        self._next: Stream | None = None
-        """A stream to `redial.address` that was opened while the present one carries the link."""
+        self._next: Greeting | None = None
+        """By which the node at `redial.address` has welcomed us while the present stream carries the link."""
         self._logged = -_LOG_EVERY_S
 
     def stop(self) -> None:
@@ -58,7 +59,8 @@ class Dialler:
         """Dial until stopped; without an end, however long no node answers."""
         try:
             while not self._stop.is_set():
-                await self._pause(self.redial.wait_s)
+                if self._next is None:
+                    await self._pause(self.redial.wait_s)
                 if self._stop.is_set():
                     return
                 await self._one_stream(self.redial.address)
@@ -69,7 +71,8 @@ class Dialler:
             self._owner.fail(ReachError(f"the link ended by a fault: {type(error).__name__}"))
         finally:
             if self._next is not None:
-                await self._next.close()
+                await self._next.decline()
+                await self._next.stream.close()
 
     async def _pause(self, wait_s: float) -> None:
         if wait_s > 0:
@@ -79,19 +82,38 @@ class Dialler:
             except TimeoutError:
                 return
 
-    async def reach_another(self, left: str, peers: Sequence[str], leaves_s: float) -> None:
-        """Open a stream to another node, for when the present one ends: to the one `left`, which leaves in `leaves_s`.
+    async def enter_another(self, left: str, peers: Sequence[str], leaves_s: float) -> None:
+        """Be welcomed by another node, while the one `left`, which is gone in `leaves_s`, still carries the link.
 
-        Returns when one is open, or when the link is over; goes on as long as nobody answers.
+        Returns when one has welcomed us, or when the link is over; goes on as long as nobody does.
         """
         redial = self.redial
         redial.left(boot_time(), left, peers, leaves_s, in_time=True)
         while self._next is None and not self._stop.is_set():
             await self._pause(redial.wait_s)
-            if redial.address == left:
+            if redial.address == left or not await self._enter(redial.address):
                 redial.failed(boot_time())
+
+    async def _enter(self, address: str) -> bool:
+        stream = await self._open(address)
+        if stream is None:
+            return True  # counted already
+        greeting, taken = Greeting(self._owner, stream, address), False
+        try:
+            taken = await greeting.greet() and greeting.lets_agents_in
+        except StreamBroken:
+            return False
+        finally:
+            if taken:
+                self._next = greeting
             else:
-                self._next = await self._open(redial.address)
+                await stream.close()
+        return taken
+
+    @property
+    def entered(self) -> bool:
+        """True while another node has welcomed us and the present one still carries the link."""
+        return self._next is not None
 
     async def _open(self, address: str) -> Stream | None:
         try:
@@ -108,16 +130,19 @@ class Dialler:
 
     async def _one_stream(self, address: str) -> None:
         owner, redial = self._owner, self.redial
-        stream, self._next = self._next or await self._open(address), None
-        if stream is None:
-            return
-        life = self.stream = LinkStream(owner, stream, address)
+        greeting, self._next = self._next, None
+        if greeting is None:
+            stream = await self._open(address)
+            if stream is None:
+                return
+            greeting = Greeting(owner, stream, address)
+        life = self.stream = LinkStream(owner, greeting)
         try:
             ended = await life.run()
         finally:
             self.stream = None
             owner.down()
-            await stream.close()
+            await greeting.stream.close()
         if self._next is not None:
             ended = Ended.MOVED if ended is Ended.CUT else ended
         elif ended is Ended.MOVED:

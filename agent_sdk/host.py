@@ -114,7 +114,7 @@ class Host:
 
     def load(self, now: float) -> registry_pb2.AgentLoad:
         """What a heartbeat says of this agent."""
-        draining = self.draining or self.owner.moving
+        draining = self.draining
         return standing.load(self.record, draining, self._running, self._lanes.active, now - self._last_completed)
 
     def probe(self, probe: frames.Probe) -> None:

@@ -75,8 +75,6 @@ class MeshLink:
         self.closing = False
         self.leaving = False
         """The node is leaving: it takes no new requests. They wait for the next one."""
-        self.moving = False
-        """This process is leaving the node: its agents take nothing more there."""
         self.dialler = Dialler(self, addresses, transport, metadata)
         self.redial = self.dialler.redial
         self._task: asyncio.Task[None] | None = None
@@ -214,7 +212,7 @@ class MeshLink:
 
     def restarted(self) -> None:
         """The node has forgotten this link: number from 1, and send what is still wanted, in order."""
-        self.leaving = self.moving = False
+        self.leaving = False
         self.calls.before_restart()
         self.link.restart()
         self.calls.after_restart(was_up=bool(self.node_id))

@@ -15,17 +15,17 @@ from google.protobuf.message import DecodeError
 from agent_sdk import configuring, draining, ending, moving, sessions
 from agent_sdk.beats import Beats
 from agent_sdk.ending import Ended
+from agent_sdk.greeting import Greeting
 from agent_sdk.identity import incarnation
 from agent_sdk.responses import refusal
 from agent_sdk.settings import is_address
 from agent_sdk.standing import found
 from agentreach.aio.clock import boot_time
 from agentreach.aio.outlet import Outlet
-from agentreach.aio.transport import Stream, StreamBroken
+from agentreach.aio.transport import StreamBroken
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import frame_pb2 as frames
-from agentreach.v1.error_pb2 import SHUTTING_DOWN, Error
-from agentreach.wire.limits import PROTOCOL_VERSION
+from agentreach.v1.error_pb2 import Error
 from agentreach.wire.link import LinkError
 
 if TYPE_CHECKING:
@@ -34,24 +34,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("agent_sdk")
 
-WELCOME_TIMEOUT_S = 10.0
 GOODBYE_TIMEOUT_S = 2.0  # for the other half of a stream after goodbye
-_REFUSED_S = 3.0  # of nothing but refusals: another node may know better
-
-SDK_NAME = "agent-reach-python/0.1.0"
 
 
 class LinkStream:
     """The life of one stream."""
 
-    def __init__(self, owner: MeshLink, stream: Stream, address: str) -> None:
+    def __init__(self, owner: MeshLink, greeting: Greeting) -> None:
         self._owner = owner
         self._link = owner.link
-        self._stream = stream
-        self._address = address
+        self._greeting = greeting
+        self._stream = greeting.stream
+        self._address = greeting.address
         self._outlet: Outlet | None = None
         self._attaching = owner.attaching
-        self._declared: list[Host] = []
         self.beats = Beats(owner, self.attach, self._silent)
         self._ended = Ended.CUT
         self._limit: asyncio.TimerHandle | None = None
@@ -67,11 +63,13 @@ class LinkStream:
         """Speak until the stream ends; returns what that means for the next one. Cancelling it ends the stream."""
         writer: asyncio.Task[None] | None = None
         try:
-            first = await self._greet()
-            if first is None:
-                return self._ended
+            greeting = self._greeting
+            if not await greeting.greet():
+                return self._unwelcome()
+            first = greeting.first
+            assert first is not None
             self._outlet = outlet = Outlet(self._link)
-            if not self._settle(first, outlet):
+            if not self._settle(greeting.welcome, outlet):
                 return Ended.SCRATCH
             writer = asyncio.get_running_loop().create_task(self._write(outlet), name="agent_sdk writer")
             self.beats.begin()
@@ -95,46 +93,17 @@ class LinkStream:
             if self._move is not None:
                 self._move.cancel()
 
-    # ---- hello and welcome ----
+    # ---- the welcome ----
 
-    async def _greet(self) -> frames.Frame | None:
-        """Say hello and read up to the welcome; None if the stream ended first."""
-        self._limit = self._owner.loop.call_later(WELCOME_TIMEOUT_S, self._stream.cancel)
-        await self._stream.write(frames.Frame(signals=[frames.Signal(hello=self._hello())]).SerializeToString())
-        while (data := await self._stream.read()) is not None:
-            try:
-                frame = frames.Frame.FromString(data)
-            except DecodeError:
-                self.reason, self._ended = "the node's answer to hello does not parse", Ended.SCRATCH
-                return None
-            for signal in frame.signals:
-                kind = signal.WhichOneof("kind")
-                if kind == "welcome":
-                    self._end_limit()
-                    return frame
-                if kind == "goodbye":
-                    self._goodbye(signal.goodbye)
-        self.reason = self.reason or self._stream.why_ended or "the stream ended before welcome"
-        return None
+    def _unwelcome(self) -> Ended:
+        greeting = self._greeting
+        self.reason, self._ended = greeting.why, greeting.ended
+        if greeting.goodbye is not None:
+            self._goodbye(greeting.goodbye)
+        return self._ended
 
-    def _hello(self) -> frames.Hello:
-        owner = self._owner
-        self._declared = list(owner.hosts.values())
-        token = owner.resume_token if owner.resumes_at == self._address else b""
-        return frames.Hello(
-            agents=[host.attach() for host in self._declared],
-            incarnation=incarnation(),
-            protocol_version=PROTOCOL_VERSION,
-            sdk=SDK_NAME,
-            resume_token=token,
-            last_seq=self._link.last_accepted if token else 0,
-            env=owner.env,
-            name=owner.name,
-        )
-
-    def _settle(self, frame: frames.Frame, outlet: Outlet) -> bool:
+    def _settle(self, welcome: frames.Welcome, outlet: Outlet) -> bool:
         """Take the welcome: resume or restart the link. False if the node's numbers do not fit ours."""
-        welcome = next(signal.welcome for signal in frame.signals if signal.WhichOneof("kind") == "welcome")
         if welcome.resumed:
             if not self._link.resume(welcome.last_seq):
                 self.reason = "the node resumed from a frame that is not kept here"
@@ -142,7 +111,7 @@ class LinkStream:
         else:
             self._owner.restarted()
             self._attaching.clear()
-            self._attaching.extend(self._declared)
+            self._attaching.extend(self._greeting.declared)
         self._owner.welcomed(welcome, outlet)
         self.beats.every(welcome.heartbeat_interval_ms)
         for attached in welcome.agents:
@@ -154,13 +123,17 @@ class LinkStream:
         """What the hello declared counts only where the link began anew; on a resumed one the attaches before it do."""
         known = set(self._attaching)
         if not resumed:
-            known.update(self._declared)
+            known.update(self._greeting.declared)
         for host in list(self._owner.hosts.values()):
             if host in known or (resumed and host.registered.is_set()):
                 if not host.ready.is_set() and host not in self._attaching:
                     self.beats.prove(host)
             else:
                 self.attach(host)
+        for host in () if resumed else self._greeting.declared:
+            if self._owner.hosts.get(host.agent_id) is not host:  # it left while the node let it in
+                detach = frames.Detach(agent_id=host.agent_id, reason="left", env=host.env)
+                self._owner.signal(frames.Signal(detach=detach))
 
     # ---- writing ----
 
@@ -320,7 +293,8 @@ class LinkStream:
         codes = frames.Goodbye
         name = codes.Code.Name(goodbye.code) if goodbye.code in codes.Code.values() else f"code {goodbye.code}"
         self.reason = f"the node says goodbye: {name} {goodbye.reason}".rstrip()
-        self._owner.calls.not_taken()
+        if self._outlet is not None:  # else nothing was sent on this stream, and this goodbye acknowledges nothing
+            self._owner.calls.not_taken()
         self._ended = ending.by_goodbye(goodbye, self._owner.elsewhere, incarnation()) or self._ended
         if goodbye.code == codes.PROTOCOL_ERROR:
             log.error("%s", self.reason)
@@ -346,11 +320,8 @@ class LinkStream:
             self._go()
 
     def _refused(self, error: Error) -> None:
-        """A node that is leaving lets no agent in, nor does one that has lost its registry; others may."""
-        now = boot_time()
-        self._refused_since = self._refused_since or now
-        leaving = error.code == SHUTTING_DOWN
-        if (leaving or (error.retryable and now - self._refused_since >= _REFUSED_S)) and self._owner.homeless:
+        self._refused_since = self._refused_since or boot_time()
+        if moving.turned_away(self._owner, error, boot_time() - self._refused_since):
             log.info("the node at %s lets no agent in: trying another", self._address)
             self._go()
 
@@ -359,13 +330,13 @@ class LinkStream:
             self._move = self._owner.loop.create_task(self._follow(), name="agent_sdk move")
 
     async def _follow(self) -> None:
-        """Go to another node: what is under way first, then a stream there, then off this one."""
+        """Go to another node: this one is left only when that one has let us in."""
         owner = self._owner
         await moving.free(owner, self.leaves_s if self.peers else None)
-        await owner.dialler.reach_another(self._address, self.peers, self.leaves_s)
+        await owner.dialler.enter_another(self._address, self.peers, self.leaves_s)
         self._ended = Ended.MOVED
-        if owner.calls.under_way or owner.busy:  # a goodbye would cancel the ones and drop the others
-            self.reason = "moving, with work under way"
+        if owner.calls.under_way or not owner.homeless:  # a goodbye would cancel the ones and count the others as gone
+            self.reason = "moved to another node"
             self._stream.cancel()
         else:
             await self.leave(frames.Goodbye.NORMAL, "moving to another node", GOODBYE_TIMEOUT_S)

@@ -1,11 +1,13 @@
 """A node that leaves: when this process goes to another one. Nothing may be lost by it, and nothing run twice.
 
 From the node's `drain` on, new requests are kept for the next node (`Calls.begin`); nested ones still go out, the node
-takes what its last requests need. A process goes when nothing is under way any more. Where the node named its peers,
-they can reach the agents that went, and know of the requests that were under way: then it goes before the node's
-deadline in any case, without a goodbye if something still runs. Where only our own list names another node, an agent
-stays until the node says goodbye, so that the last requests still find it; and what is under way is waited for, since
-the other node would run it again. Nobody leaves before another node has opened its door.
+takes what its last requests need. Requests of our own that are under way are waited for, until shortly before the
+node's deadline; what then still runs is asked for again at the next node, which knows or finds out who has it.
+
+Agents go on working, and taking work, while they move: the next node registers them before this one is left, and what
+they still have to answer goes there. That needs nodes that are linked, as those are that name their peers. Where only
+our own list names another node, an agent that is registered stays until the node says goodbye, so that the last
+requests still find it.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ from typing import TYPE_CHECKING
 from agent_sdk.errors import ReachError, ShuttingDown, Timeout
 from agent_sdk.redial import SPREAD_S
 from agentreach.aio.clock import boot_time
-from agentreach.v1 import frame_pb2 as frames
-from agentreach.v1.registry_pb2 import DRAINING
+from agentreach.v1.error_pb2 import SHUTTING_DOWN, Error
 
 if TYPE_CHECKING:
     from agent_sdk.link import MeshLink
     from agent_sdk.pending import Call
 
 _MARGIN_S = 1.0  # leave a draining node so long before its deadline
+_REFUSED_S = 3.0  # of nothing but refusals: another node may know better
 _LOOK_S = 0.05  # a few looks in a node's whole drain; an event would cost every call
 
 
@@ -35,22 +37,24 @@ def goes(owner: MeshLink, peers: Sequence[str]) -> bool:
     return bool(peers) or owner.homeless
 
 
+def turned_away(owner: MeshLink, error: Error, refused_s: float) -> bool:
+    """Whether to try another node, after one has refused an agent, and had for `refused_s`.
+
+    A node that is leaving lets nobody in, nor does one that has lost its registry.
+    """
+    return owner.homeless and (error.code == SHUTTING_DOWN or (error.retryable and refused_s >= _REFUSED_S))
+
+
 async def free(owner: MeshLink, within_s: float | None) -> None:
     """Wait until this process may go, for `within_s` at most (None: as long as it takes).
 
-    Its agents say that they take nothing more, so that nothing comes meanwhile. A fleet that is told to go in the same
-    moment does so over a while.
+    A fleet that is told to go in the same moment does so over a while.
     """
     limit_s = math.inf if within_s is None else max(within_s - _MARGIN_S, within_s / 2)
     deadline = boot_time() + limit_s
     if owner.hosts and within_s is not None:
         await asyncio.sleep(min(SPREAD_S, within_s / 4) * random.random())
-    owner.moving = True
-    number = 0
-    for host in owner.hosts.values():
-        change = frames.StatusChange(agent_id=host.agent_id, status=DRAINING, keeps_sessions=True)
-        number = owner.signal(frames.Signal(status_change=change))
-    while boot_time() < deadline and (owner.link.acknowledged < number or owner.calls.under_way or owner.busy):  # noqa: ASYNC110
+    while boot_time() < deadline and owner.calls.under_way:  # noqa: ASYNC110
         await asyncio.sleep(_LOOK_S)
 
 

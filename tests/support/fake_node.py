@@ -171,6 +171,7 @@ class FakeNode:
         self.attach_errors: list[Error] = []
         """What the next attaches are refused with."""
         self.unknown: list[str] = []
+        self.on_hello: Callable[[], None] = lambda: None
         self.on_request: Callable[[Session, pb.Envelope], bool] | None = None
         self.generation = itertools.count(1)
         self._entries: dict[bytes, tuple[Session, str, Session, str]] = {}
@@ -223,6 +224,7 @@ class FakeNode:
     def greeted(self, fresh: Session, hello: frames.Hello) -> None:
         stream = fresh.stream
         assert stream is not None
+        self.on_hello()
         known = self.sessions.get(hello.resume_token)
         resumed = known is not None and known.link.fits(hello.last_seq)
         session = known if known is not None and resumed else fresh

@@ -276,7 +276,7 @@ class TestANodeLeaves:
             assert len(session.envelopes) == 1 and live.session.envelopes[0].fresh
             assert session.goodbye is not None and mesh.dialled[-1] == mesh.addresses[2]
 
-    async def test_nobody_says_goodbye_before_another_node_has_opened_its_door(self, mesh: FakeNodes) -> None:
+    async def test_nobody_says_goodbye_before_another_node_has_let_him_in(self, mesh: FakeNodes) -> None:
         home = mesh.nodes[0]
         for node in mesh.nodes[1:]:
             node.down = True
@@ -287,13 +287,13 @@ class TestANodeLeaves:
             assert session.goodbye is None and session.stream is not None
             assert mesh.dialled.count(mesh.addresses[0]) == 1, "the leaving one is not dialled again"
             mesh.nodes[2].down = False
-            await eventually(lambda: bool(mesh.nodes[2].sessions))
+            await eventually(lambda: caller._link().node_id == "node-2")
             assert session.goodbye is not None
-            assert caller._link().node_id == "node-2"
 
-    async def test_an_agent_that_is_still_busy_at_the_deadline_goes_without_a_goodbye_and_works_on(
+    async def test_an_agent_is_registered_at_the_next_node_before_it_leaves_this_one_and_works_on(
         self, mesh: FakeNodes
     ) -> None:
+        """No goodbye: it would count the agent as gone, and its work as lost. What it has to answer goes with it."""
         agent, go = agent_on(mesh, own_link=True), asyncio.Event()
         ended: list[str] = []
 
@@ -308,31 +308,59 @@ class TestANodeLeaves:
         async with agent:
             home = mesh.nodes[0]
             session = home.session
-            home.deliver(session, session, agent.agent_id, pb.Envelope(message_id="m", timeout_ms=9000))
+            entry = home.deliver(session, session, agent.agent_id, pb.Envelope(message_id="m", timeout_ms=9000))
             await eventually(lambda: agent._host is not None and agent._host.busy)
-            session.signal(drain=frames.Drain(deadline_ms=100, peers=mesh.addresses[1:]))
+            still_here: list[bool] = []
+            for node in mesh.nodes[1:]:
+                node.on_hello = lambda: still_here.append(session.stream is not None)
+            session.signal(drain=frames.Drain(deadline_ms=5000, peers=mesh.addresses[1:]))
             node = await moved(mesh, home)
-            assert session.goodbye is None and not ended
             (attach,) = node.session.agents.values()
             assert [h.state for h in attach.holding] == [frames.Holding.RUNNING]
+            await eventually(lambda: session.stream is None)
+            assert still_here == [True]
+            assert session.goodbye is None and not said(session, "status_change") and not ended
             go.set()
             await eventually(lambda: any(e.type == pb.RESPONSE for e in node.session.envelopes))
+            assert [e.entry for e in node.session.envelopes] == [entry]
             assert ended == ["whole"]
 
-    async def test_an_agent_says_that_it_takes_nothing_more_and_then_goes_with_everything(
-        self, mesh: FakeNodes
-    ) -> None:
+    async def test_a_node_that_notices_that_the_agent_is_elsewhere_does_not_get_it_back(self, mesh: FakeNodes) -> None:
+        home = mesh.nodes[0]
+        home.heartbeat_interval_ms = 10
         agent = agent_on(mesh, own_link=True)
         agent.handler(lambda data: data)
         async with agent:
-            home = mesh.nodes[0]
             session = home.session
+            for node in mesh.nodes[1:]:
+                node.on_hello = lambda: setattr(home, "unknown", [agent.agent_id])
             session.signal(drain=frames.Drain(deadline_ms=5000, peers=mesh.addresses[1:]))
-            node = await moved(mesh, home)
-            assert said(session, "status_change") and session.goodbye is not None
-            await eventually(lambda: agent.agent_id in node.session.agents)
-            assert agent._host is not None
-            await asyncio.wait_for(agent._host.ready.wait(), 5)
+            await moved(mesh, home)
+            await eventually(lambda: session.stream is None)
+            assert not said(session, "attach")
+
+    async def test_a_node_that_is_leaving_as_well_is_not_moved_to(self, mesh: FakeNodes) -> None:
+        home, leaving, live = mesh.nodes
+        leaving.attach_errors += [failure(codes.SHUTTING_DOWN, "leaving")] * 9
+        agent = agent_on(mesh, own_link=True)
+        agent.handler(lambda data: data)
+        async with agent:
+            home.session.signal(drain=frames.Drain(deadline_ms=5000, peers=mesh.addresses[1:]))
+            await eventually(lambda: agent._host is not None and agent._host.owner.node_id == "node-2")
+            assert agent.agent_id in live.session.agents
+
+    async def test_a_process_that_ends_while_it_moves_leaves_both(self, mesh: FakeNodes) -> None:
+        home, next_one, _ = mesh.nodes
+        hold = asyncio.Event()
+        home.hold_requests = True
+        next_one.on_hello = hold.set
+        async with connect(mesh.addresses[0], transport=mesh) as caller:
+            session = home.session
+            session.signal(drain=frames.Drain(deadline_ms=20_000, peers=mesh.addresses[1:2]))
+            await hold.wait()
+            closing = asyncio.create_task(caller.close())
+            await closing
+        await eventually(lambda: not next_one.sessions and not home.sessions)
 
     async def test_a_registration_that_a_leaving_node_refuses_is_made_at_another_at_once(self, mesh: FakeNodes) -> None:
         home = mesh.nodes[0]
@@ -347,7 +375,7 @@ class TestANodeLeaves:
     async def test_a_node_without_a_registry_is_left_for_another_after_a_while(
         self, mesh: FakeNodes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("agent_sdk.linkstream._REFUSED_S", 0.0)
+        monkeypatch.setattr("agent_sdk.moving._REFUSED_S", 0.0)
         home = mesh.nodes[0]
         home.attach_errors += [failure(codes.REGISTRY_UNAVAILABLE, "away", retry_after_ms=1)] * 9
         agent = agent_on(mesh, own_link=True)
