@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _LOOK_EVERY_S = 1.0
 
 
-class _Weights(click.ParamType):
+class _Weights(click.ParamType[dict[str, int]]):
     """VERSION=WEIGHT pairs, with commas between them."""
 
     name = "VERSION=WEIGHT,…"

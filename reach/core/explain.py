@@ -121,29 +121,28 @@ def explain(
         )
     chosen = picked.agent
     if chosen is not None:
-        if picked.got:
-            removals.update(_by_version(removals, chosen, picked))
-        removals.setdefault(chosen, ("", ""))  # there even where the walk stopped before it
-        if picked.fell_back:
-            removals[chosen] = ("", _state(chosen, True, now) + f"; {picked.told}")
+        removals.update(_by_version(removals, chosen, picked, now))
     return Explanation(_rows(removals, chosen, now), chosen.agent_id if chosen else "", policy, directory.revision)
 
 
-def _by_version(removals: dict[Agent, Removal], chosen: Agent, picked: Picked) -> dict[Agent, Removal]:
-    """What the version policy does with those of the chosen one's type that came so far."""
+def _by_version(removals: dict[Agent, Removal], chosen: Agent, picked: Picked, now: float) -> dict[Agent, Removal]:
+    """What becomes of the chosen one, and by the version policy of those of its type that came so far."""
+    why = f"{_state(chosen, True, now)}; {picked.told}" if picked.fell_back else ""
+    found = {chosen: removals.get(chosen, ("", "")) if not why else ("", why)}
+    if not picked.got:
+        return found
     came = [
         agent
         for agent, (stage, _) in removals.items()
         if stage in ("", CHOOSE) and agent.agent_type == chosen.agent_type
     ]
     left = [agent for agent in came if version_matches(picked.got, agent.version)]
-    found = {
-        agent: (VERSION_POLICY, f"version: is {agent.version or '(none)'}; the policy gives this to {picked.got}")
-        for agent in came
-        if agent not in left
-    }
     if all(removals[agent][0] == CHOOSE for agent in left):  # the others who would be chosen before them are gone
-        found |= dict.fromkeys(left, ("", ""))
+        found = dict.fromkeys(left, ("", "")) | {chosen: ("", why)}
+    for agent in came:
+        if agent not in left:
+            told = f"version: is {agent.version or '(none)'}; the policy gives this to {picked.got}"
+            found[agent] = (VERSION_POLICY, told)
     return found
 
 

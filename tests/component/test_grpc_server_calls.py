@@ -214,8 +214,8 @@ async def test_registry_and_admin_answer_what_the_node_knows(served: Served) -> 
     [
         "RegistryService/Register",
         "RegistryService/Heartbeat",
-        "RegistryService/SetVersionPolicy",
-        "AdminService/SetConfig",
+        "AdminService/CreateKey",
+        "AdminService/ExplainAccess",
     ],
 )
 async def test_methods_of_later_issues_say_so(served: Served, method: str) -> None:
@@ -225,14 +225,15 @@ async def test_methods_of_later_issues_say_so(served: Served, method: str) -> No
     assert "comes with a later version of Agent-Reach" in (caught.value.details() or "")
 
 
-async def test_streaming_methods_of_later_issues_say_so_too(served: Served) -> None:
+async def test_a_watch_is_told_and_ended_as_the_node_says(served: Served) -> None:
+    call = served.channel.unary_stream("/agentreach.v1.RegistryService/WatchAgents")(b"", timeout=LIMIT_S)
+    replies = [registry_pb2.WatchAgentsReply.FromString(reply) async for reply in call]
+    assert [record.agent_id for reply in replies for record in reply.snapshot] == ["echo/1"]
+    assert await call.code() is grpc.StatusCode.OK
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        async for _ in served.channel.unary_stream("/agentreach.v1.RegistryService/WatchAgents")(b"", timeout=LIMIT_S):
+        async for _ in served.channel.unary_stream("/agentreach.v1.RegistryService/WatchAgents")(b"\xff"):
             pass
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await served.channel.stream_stream("/agentreach.v1.PeerService/Link")(timeout=LIMIT_S).read()
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_a_second_server_on_the_port_is_refused_with_one_line(served: Served) -> None:

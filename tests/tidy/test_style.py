@@ -34,6 +34,7 @@ RIMS: dict[str, str] = {
     "reach/adapters/grpc_server/calls.py:query.serve": "the admin call: becomes INTERNAL with a reference",
     "reach/adapters/grpc_server/calls.py:message_call.serve": "the unary call: becomes INTERNAL with a reference",
     "reach/adapters/grpc_server/calls.py:stream_call.serve": "the streaming call: becomes INTERNAL with a reference",
+    "reach/adapters/grpc_server/calls.py:watch.serve": "the streaming call: becomes INTERNAL with a reference",
     "reach/adapters/grpc_server/connect.py:connect.serve": "the link: becomes INTERNAL with a reference",
     "reach/adapters/grpc_server/connect.py:_read": "the link: the transport's own exceptions end the stream",
     "reach/adapters/grpc_server/outcome.py:write": "the link: the transport says in many ways that the peer is gone",

@@ -31,12 +31,16 @@ def identify(context: Context) -> Identity:
 
 
 def query(method: str, request_type: type[M], ask: Callable[[M, Identity], Message | Awaitable[Message]]) -> Handler:
-    """A unary method that is answered from what the node knows, or can read within seconds."""
+    """A unary method that is answered from what the node knows, or can read or write within seconds."""
 
     async def serve(data: bytes, context: Context) -> bytes:
         try:
             reply = ask(parse(request_type, data), identify(context))
             return (reply if isinstance(reply, Message) else await reply).SerializeToString()
+        except asyncio.CancelledError as error:
+            if cancelled_from_outside():
+                raise
+            failure = failure_of(error, method)
         except Exception as error:
             failure = failure_of(error, method)
         return await end_with(context, failure)
@@ -53,23 +57,6 @@ def everywhere(method: str, request_type: type[M], own: Callable[[M, Identity], 
             if ASKED_ALONE in (context.invocation_metadata() or ()):
                 return own(request, who).SerializeToString()
             return (await node.everywhere(method, request, lambda: own(request, who))).SerializeToString()
-        except asyncio.CancelledError as error:
-            if cancelled_from_outside():
-                raise
-            failure = failure_of(error, method)
-        except Exception as error:
-            failure = failure_of(error, method)
-        return await end_with(context, failure)
-
-    return grpc.unary_unary_rpc_method_handler(serve)
-
-
-def order(method: str, request_type: type[M], carry_out: Callable[[M, Identity], Awaitable[Message]]) -> Handler:
-    """A unary method that is answered when something has been done. The client's cancelling ends the wait only."""
-
-    async def serve(data: bytes, context: Context) -> bytes:
-        try:
-            return (await carry_out(parse(request_type, data), identify(context))).SerializeToString()
         except asyncio.CancelledError as error:
             if cancelled_from_outside():
                 raise

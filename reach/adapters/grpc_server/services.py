@@ -46,10 +46,12 @@ def registry(node: Switchboard) -> grpc.GenericRpcHandler:
             "ListAgents": query("ListAgents", registry_pb2.ListAgentsRequest, node.list_agents),
             "ListCapabilities": query("ListCapabilities", registry_pb2.ListCapabilitiesRequest, node.list_capabilities),
             "WatchAgents": calls.watch("WatchAgents", registry_pb2.WatchAgentsRequest, node.watch_agents),
-            "SetVersionPolicy": calls.order(
+            "SetVersionPolicy": query(
                 "SetVersionPolicy", registry_pb2.SetVersionPolicyRequest, node.set_version_policy
             ),
-            "GetVersionPolicy": query("GetVersionPolicy", registry_pb2.GetVersionPolicyRequest, node.get_version_policy),
+            "GetVersionPolicy": query(
+                "GetVersionPolicy", registry_pb2.GetVersionPolicyRequest, node.get_version_policy
+            ),
         },
     )
 
@@ -76,7 +78,7 @@ def admin(node: Switchboard) -> grpc.GenericRpcHandler:
             "DrainAgent": everywhere("DrainAgent", node.drain_agent),
             "DrainNode": everywhere("DrainNode", node.drain_node),
             "GetConfig": query("GetConfig", admin_pb2.GetConfigRequest, node.get_config),
-            "SetConfig": calls.order("SetConfig", admin_pb2.SetConfigRequest, node.set_config),
+            "SetConfig": query("SetConfig", admin_pb2.SetConfigRequest, node.set_config),
         },
     )
 
