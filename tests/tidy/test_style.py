@@ -23,6 +23,7 @@ LONGER_FUNCTIONS: dict[str, tuple[int, str]] = {
 """The same for functions, by `path:name`."""
 
 RIMS: dict[str, str] = {
+    "agent_sdk/configuring.py:Configuration._tell": "the on_config handler: it is called again",
     "agent_sdk/handlers.py:_annotation": "whatever a user's annotation may raise; the handler then gets plain data",
     "agent_sdk/dialler.py:Dialler.run": "the link: nobody may wait for a link that a fault of ours ended",
     "agent_sdk/linkstream.py:LinkStream._write": "the link: without a writer it is dialled anew",
