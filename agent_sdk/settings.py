@@ -12,8 +12,8 @@ from pathlib import Path
 
 from agent_sdk.errors import ConnectFailed
 from agentreach.aio import grpc_runtime
-
-DEFAULT_URL = "127.0.0.1:7070"
+from agentreach.wire import addresses as wire
+from agentreach.wire.addresses import is_address as is_address
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,29 +45,15 @@ def access(url: str | None = None, api_key: str | None = None, tls: Tls | None =
     key = (api_key if api_key is not None else os.environ.get("REACH_API_KEY", "")).strip()
     if not key.isascii() or not key.isprintable():
         raise ConnectFailed("the API key holds characters that cannot be sent")
-    return Access(addresses(url or os.environ.get("REACH_URL") or DEFAULT_URL), key, tls or _tls_of_environment())
+    return Access(addresses(url or os.environ.get("REACH_URL") or wire.DEFAULT_URL), key, tls or _tls_of_environment())
 
 
 def addresses(url: str) -> tuple[str, ...]:
-    """Split `HOST:PORT[,HOST:PORT…]`; IPv6 hosts stand in brackets. Raises `ConnectFailed` naming what is wrong."""
-    found: list[str] = []
-    for part in url.split(","):
-        text = part.strip()
-        if not is_address(text):
-            raise ConnectFailed(
-                f"cannot read the address {text!r}: expected HOST:PORT[,HOST:PORT…], as in {DEFAULT_URL}"
-            )
-        if text not in found:
-            found.append(text)
-    return tuple(found)
-
-
-def is_address(text: str) -> bool:
-    """True for `HOST:PORT`."""
-    host, _, port = text.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    plain = bool(host) and not set(host) & set(":/[]@ \t")
-    return (bracketed or plain) and port.isascii() and port.isdigit() and 0 < int(port) < 65536
+    """Split `HOST:PORT[,HOST:PORT…]`. Raises `ConnectFailed` naming what is wrong."""
+    try:
+        return wire.addresses(url)
+    except ValueError as error:
+        raise ConnectFailed(str(error)) from error
 
 
 def _tls_of_environment() -> Tls | None:

@@ -12,9 +12,9 @@ from rich.text import Text
 
 from agent_sdk import connect
 from agent_sdk.errors import ReachError
-from agent_sdk.settings import DEFAULT_URL
 from agentreach.v1.envelope_pb2 import Envelope, Target
 from agentreach.v1.registry_pb2 import HEALTHY, ListAgentsRequest
+from agentreach.wire.addresses import DEFAULT_URL
 from reach.adapters.admin_client import AdminClient, NodeUnreached
 from reach.cli.output import duration
 

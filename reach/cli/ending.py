@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from agent_sdk.errors import ReachError
 
 T = TypeVar("T")
 
@@ -36,7 +39,6 @@ class Ended(click.ClickException):
 
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Run a command's coroutine; what the mesh or the network answers becomes an `Ended`."""
-    from agent_sdk.errors import ReachError
     from reach.adapters.admin_client import NodeUnreached
     from reach.core.ports import MeshFailure
 
@@ -46,10 +48,17 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         raise Ended(str(error), Exit.NO_NODE) from error
     except MeshFailure as error:
         raise Ended(told(error), Exit.MESH_ERROR) from error
-    except ReachError as error:
+    except _sdk_error() as error:
         raise Ended(f"{error.code.value}: {error}", Exit.MESH_ERROR) from error
     finally:
         work.close()  # Ctrl-C may come before it was begun; Python would say that nobody awaited it
+
+
+def _sdk_error() -> type[ReachError]:
+    """Looked up only when a command has failed otherwise: most do without the SDK, and it takes long to import."""
+    from agent_sdk.errors import ReachError
+
+    return ReachError
 
 
 def told(failure: Any) -> str:

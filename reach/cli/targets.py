@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from agentreach.wire.addresses import DEFAULT_URL, addresses
+
 if TYPE_CHECKING:
     from agentreach.v1.envelope_pb2 import Target
 
@@ -21,13 +23,10 @@ POLICIES = (
 def _addresses(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """Refuse what is no address before anything is dialled."""
     if value:
-        from agent_sdk.errors import ConnectFailed
-        from agent_sdk.settings import addresses
-
         try:
             addresses(value)
-        except ConnectFailed as error:
-            raise click.BadParameter(error.message) from error
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from error
     return value
 
 
@@ -43,8 +42,6 @@ url = click.option(
 
 def node_addresses(given: str | None) -> Sequence[str]:
     """Addresses to try, in order."""
-    from agent_sdk.settings import DEFAULT_URL, addresses
-
     return addresses(given or DEFAULT_URL)
 
 
