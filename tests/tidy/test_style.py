@@ -42,7 +42,7 @@ RIMS: dict[str, str] = {
     "reach/adapters/grpc_server/connect.py:connect.serve": "the link: becomes INTERNAL with a reference",
     "reach/adapters/grpc_server/connect.py:_read": "the link: the transport's own exceptions end the stream",
     "reach/adapters/grpc_server/outcome.py:write": "the link: the transport says in many ways that the peer is gone",
-    "reach/adapters/grpc_server/server.py:GrpcServer._follow": "the node's health: a fault makes it NOT_SERVING",
+    "reach/adapters/grpc_server/server.py:GrpcServer._look": "the node's health: a fault makes it NOT_SERVING",
     "reach/node/engine.py:Engine._tick": "the peer loop: a fault in one tick is logged, the next one comes",
     "reach/node/streams.py:Stream._next": "the link: a fault ends the link that met it",
 }
