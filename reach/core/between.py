@@ -24,6 +24,7 @@ from reach.core import (
     remote,
     replies,
     visiting,
+    wants,
 )
 from reach.core.effects import Forwarding
 
@@ -102,6 +103,14 @@ def _pins_honoured(state: State, node: NodePeer, signal: Signal) -> None:
     fence.heard(state, node, signal.pins_honoured)
 
 
+def _want(state: State, node: NodePeer, signal: Signal) -> None:
+    wants.heard(state, node, signal.want)
+
+
+def _grant(state: State, node: NodePeer, signal: Signal) -> None:
+    wants.granted(state, node, signal.grant)
+
+
 def _lookup(state: State, node: NodePeer, signal: Signal) -> None:
     claims.asked(state, node, signal.lookup)
 
@@ -129,6 +138,8 @@ _SIGNALS: dict[str, Callable[[State, NodePeer, Signal], None]] = {
     "progress": _progress,
     "interest": _interest,
     "pins_honoured": _pins_honoured,
+    "want": _want,
+    "grant": _grant,
     "lookup": _lookup,
     "found": _found,
     "forward": _forward,

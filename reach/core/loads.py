@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from agentreach.v1.frame_pb2 import Loads, Signal
 from agentreach.v1.registry_pb2 import AgentLoad, AgentStatus
-from reach.core import nodes, remote
+from reach.core import nodes, remote, wants
 from reach.core.agents import DRAINING, STARTING, UNREACHABLE, Agent
 from reach.core.requests import Attachment
 
@@ -121,6 +121,7 @@ def on_timer(state: State, due: LoadsDue) -> None:
             changed.append(_of(agent, now))
     if changed:
         _spread(state, changed)
+    wants.tell_again(state)
     due.timer = state.checks.schedule(due, state.now + EVERY_S)
 
 

@@ -42,6 +42,7 @@ from reach.core import (
     visiting,
     waiters,
     waiting,
+    wants,
 )
 from reach.core.brought import Returning
 from reach.core.claims import Asking, Inquiry
@@ -52,6 +53,7 @@ from reach.core.loads import LoadsDue
 from reach.core.peers import Peer
 from reach.core.requests import Attachment, Request, Stage
 from reach.core.topics import Publishing
+from reach.core.wants import Granted
 
 if TYPE_CHECKING:
     from reach.core.calls import Call
@@ -179,6 +181,8 @@ def _check(state: State, item: Checked) -> None:
             claims.on_timer(state, item)
         case Fence():
             fence.on_timer(state, item)
+        case Granted():
+            wants.on_timer(state, item)
         case LoadsDue():
             loads.on_timer(state, item)
         case Drain():

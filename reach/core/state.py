@@ -32,6 +32,7 @@ from reach.core.stats import Stats
 from reach.core.topics import Topics
 from reach.core.trace import TraceBook
 from reach.core.waitqueue import WaitQueues
+from reach.core.wants import Granted, Wants
 from reach.core.writing import origin_fields
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from reach.core.topics import Publishing
     from reach.core.version_policy import VersionPolicy
 
-    Checked = Peer | Attachment | Lane | Publishing | Drain | Returning | LoadsDue | Inquiry | Asking | Fence
+    Checked = Peer | Attachment | Lane | Publishing | Drain | Returning | LoadsDue | Inquiry | Asking | Fence | Granted
     """What has a timer besides requests."""
 
 
@@ -119,6 +120,7 @@ class State:
         """How many of the directory are attached to other nodes."""
         self.loads = LoadsDue()
         self.fence = Fence()
+        self.wants = Wants()
         self.tokens: dict[bytes, Peer] = {}
         self.lanes: dict[LaneKey, Lane] = {}
         self.lanes_ready: deque[Lane] = deque()

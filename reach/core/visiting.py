@@ -19,7 +19,7 @@ from agentreach.wire.errors import failure
 from agentreach.wire.limits import OUTBOX_BYTES_HARD_MAX, OUTBOX_BYTES_MAX
 from agentreach.wire.names import normalise_env
 from agentreach.wire.outbox import Item
-from reach.core import admit, credit, deadlines, loops, outcomes, route, sessions, settle, waiters, writing
+from reach.core import admit, credit, deadlines, loops, outcomes, route, sessions, settle, waiters, wants, writing
 from reach.core.agents import DEGRADED, HEALTHY, Agent
 from reach.core.requests import Attachment, MessageKey, Request, Stage, Waiter
 
@@ -112,6 +112,8 @@ def admit_from(state: State, node: NodePeer, envelope: Envelope, spent_ms: int) 
     if twin is not None and twin.stage is not Stage.SETTLED:
         _join(state, port, envelope, twin, left_s)
         return
+    if state.wants.granted and not envelope.session_id:
+        wants.redeem(state, node, agent)
     fault = _refusal(state, envelope, agent, attachment)
     if fault is not None:
         tell(state, node, entry, attempt, REFUSED, fault)

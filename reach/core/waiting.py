@@ -13,7 +13,7 @@ from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.error_pb2 import Error
 from agentreach.wire.errors import failure
-from reach.core import again, breakers, deadlines, route, settle
+from reach.core import again, breakers, deadlines, route, settle, wants
 from reach.core.agents import BROKEN, FULL, LEAVING, USABLE_TIERS, Agent
 from reach.core.requests import Request, Stage
 
@@ -55,6 +55,8 @@ def push(state: State, request: Request, pool: Pool, data: bytes, without: froze
     request.stage = Stage.QUEUED
     request.note("queued", now, f"no free slot, {state.queue.size(pool.selector, without)} waiting")
     state.directory.wanted = True
+    if state.remote_agents:
+        wants.wish(state, pool)
     for other in pushed.displaced:
         other.in_queue = False
         settle.fail(state, other, other.last_error or _displaced(state))
@@ -67,7 +69,12 @@ def leave(state: State, request: Request) -> None:
     if request.in_queue:
         request.in_queue = False
         state.queue.remove(request)
-        state.directory.wanted = bool(state.queue)
+        watch(state)
+
+
+def watch(state: State) -> None:
+    """Have freed agents noted while anybody waits for one, here or at another node."""
+    state.directory.wanted = bool(state.queue) or bool(state.wants.wishes)
 
 
 def serve(state: State) -> None:
@@ -87,14 +94,19 @@ def serve(state: State) -> None:
             if agent.suspect and not is_last and not breakers.admits(state, agent):
                 ramping.append(agent)
                 break
+            wish = wants.outranks(state, agent) if state.wants.wishes else None
+            if wish is not None:
+                wants.grant(state, wish, agent)
+                continue
             request = state.queue.take(agent, state.now)
             if request is None:
                 break
-            _start(state, request, agent)
-    directory.wanted = bool(state.queue)
+            start(state, request, agent)
+    watch(state)
 
 
-def _start(state: State, request: Request, agent: Agent) -> None:
+def start(state: State, request: Request, agent: Agent) -> None:
+    """A slot of the agent is free for one that waited, and was taken out of the queue."""
     request.in_queue = False
     request.retry_at = 0.0
     if request.deadline <= state.now:  # its timer is a tick late
