@@ -16,6 +16,7 @@ from agentreach.v1 import error_pb2 as codes
 from agentreach.v1 import registry_pb2 as registry
 from agentreach.v1.envelope_pb2 import Envelope, Target
 from reach.adapters.admin_client import AdminClient
+from reach.core import agents
 from reach.core.ports import MeshFailure
 from tests.support.agents import eventually
 from tests.support.node import Node, config, running
@@ -194,6 +195,40 @@ class TestWatchAgents:
                 came = await told(again)
                 assert [each.agent.version for each in came.changes] == ["2.0"]
             again.cancel()
+
+    async def test_one_that_does_not_read_is_told_how_things_stand_when_it_does(self) -> None:
+        async with running(config()) as node, watching(node) as watch_agents, asyncio.timeout(3 * LIMIT_S):
+            crowd = [agents.Agent(f"crowd/{number}", tenant="default") for number in range(400)]
+            directory = node.engine.state.directory
+            with node.engine.step():
+                for agent in crowd:
+                    agent.description = "x" * 500
+                    directory.add(agent)
+            watch = watch_agents(registry.WatchAgentsRequest())
+            for number in range(100):  # 40,000 changes, 25 MB if each were sent
+                with node.engine.step():
+                    for agent in crowd:
+                        agent.status = (agents.HEALTHY, agents.DEGRADED)[number % 2]
+                        directory.changed(agent)
+                await asyncio.sleep(0)
+            with node.engine.step():
+                directory.remove(crowd[0])
+            known: dict[str, int] = {}
+            replies, last = 0, 0
+            while last & (1 << 40) - 1 != directory.revision:
+                reply = await told(watch)
+                replies, last = replies + 1, reply.revision
+                if reply.begins:
+                    known.clear()
+                known |= {record.agent_id: record.status for record in reply.snapshot}
+                for change in reply.changes:
+                    if change.removed:
+                        known.pop(change.agent.agent_id, None)
+                    else:
+                        known[change.agent.agent_id] = change.agent.status
+            assert known == {agent.agent_id: agents.DEGRADED for agent in crowd[1:]}
+            assert replies < 100, "what it did not take was not kept for it"
+            watch.cancel()
 
     async def test_ends_with_a_status_when_the_node_leaves(self) -> None:
         async with asyncio.timeout(LIMIT_S):

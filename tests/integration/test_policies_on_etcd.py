@@ -15,7 +15,7 @@ from agentreach.v1 import error_pb2 as codes
 from agentreach.v1 import registry_pb2 as registry
 from reach.adapters.admin_client import AdminClient
 from reach.adapters.etcd import EtcdStore
-from reach.core.ports import MeshFailure
+from reach.core.ports import ANYBODY, MeshFailure
 from reach.core.store import Delete, Put
 from tests.support.agents import eventually
 from tests.support.etcd import EtcdCluster, start_etcd
@@ -148,3 +148,21 @@ async def test_what_is_put_or_deleted_by_hand_is_followed_and_rubbish_is_left_ou
         await store.txn([], [Delete("versions/production/echo")])
         for node in (leader, other):
             await version_on(node, "echo", 0)
+
+
+async def test_who_watches_at_one_node_is_told_of_the_agents_of_all(etcd: EtcdCluster, store: EtcdStore) -> None:
+    async with nodes(etcd, store) as (leader, other), asyncio.timeout(LIMIT_S):
+        watch = other.engine.watch_agents(registry.WatchAgentsRequest(), ANYBODY)
+        async with contextlib.aclosing(watch):
+            assert (await anext(watch)).begins
+            agent = Agent("echo/far", url=leader.grpc_address, own_link=True)
+
+            @agent.handler
+            async def say(data: object) -> None: ...
+
+            seen: list[tuple[int, bool]] = []
+            async with agent:
+                while (registry.HEALTHY, False) not in seen:
+                    seen += [(each.agent.status, each.removed) for each in (await anext(watch)).changes]
+            while not seen[-1][1]:
+                seen += [(each.agent.status, each.removed) for each in (await anext(watch)).changes]
