@@ -272,6 +272,24 @@ class TestSessions:
             moved = {name for name in names if after[name] != before[name]}
             assert moved == {name for name in names if before[name] == f"{kind}/0"}
 
+    async def test_every_node_maps_sessions_alike_whatever_the_hash_seed_of_its_process(self) -> None:
+        """I1: nodes that know nothing of each other, with the same agents."""
+        kind, names = unique("mapped"), [f"s{n}" for n in range(300)]
+
+        async def mapped(seed: str) -> list[str]:
+            with pytest.MonkeyPatch.context() as environment:
+                environment.setenv("PYTHONHASHSEED", seed)
+                node = start_node()
+            async with node, contextlib.AsyncExitStack() as agents, connect(node.grpc, own_link=True) as mesh:
+                for n in range(3):
+                    await agents.enter_async_context(make(f"{kind}/{n}", node.grpc, own_link=True))
+                    await usable(mesh, agent_id=f"{kind}/{n}")
+                return await asyncio.gather(*(self.owner(mesh, kind, name, timeout=30) for name in names))
+
+        one, two = await asyncio.gather(mapped("1"), mapped("2"))
+        assert one == two
+        assert set(one) == {f"{kind}/{n}" for n in range(3)}
+
     async def test_a_session_is_the_same_one_whichever_way_it_comes_and_ids_are_compared_byte_by_byte(
         self, node: NodeProcess
     ) -> None:
