@@ -24,7 +24,7 @@ from agent_sdk.responses import addressed, correlation_field, error_core, head, 
 from agent_sdk.run import run
 from agent_sdk.sessions import Hooks, Sessions
 from agent_sdk.watch import Watch
-from agent_sdk.work import Key, Work
+from agent_sdk.work import Key, Work, key_of
 from agentreach.aio.clock import boot_time
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2, registry_pb2
@@ -128,7 +128,7 @@ class Host:
 
     def state_of(self, key: frames.MessageKey) -> frames.Found.State.ValueType:
         """What is known here of a message."""
-        full = (key.tenant, key.principal, key.env, key.message_id)
+        full = key_of(key)
         if full in self._running:
             return frames.Found.RUNNING
         return frames.Found.DONE if self.replies.known(full, boot_time()) else frames.Found.NO
@@ -140,7 +140,7 @@ class Host:
         if kind == pb.CANCEL:
             self._cancel(envelope)
             return
-        key = (envelope.tenant, envelope.principal, envelope.env, envelope.message_id)
+        key = key_of(envelope)
         work = self._running.get(key)
         if work is not None:
             self._join(work, envelope, now, lost_ms)
@@ -169,7 +169,7 @@ class Host:
     def take_event(self, envelope: pb.Envelope, handler: Handler) -> None:
         """Run an `.on_event` handler; one publisher's events of a topic run one after another."""
         now = boot_time()
-        key = (envelope.tenant, envelope.principal, envelope.env, f"{envelope.target.topic} {envelope.message_id}")
+        key = (*key_of(envelope)[:3], f"{envelope.target.topic} {envelope.message_id}")
         if key in self._running:
             return
         work = Work(self, key, envelope, handler, now, now + _TIMEOUT_MS_UNKNOWN / 1000)

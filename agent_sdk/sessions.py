@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from agent_sdk import shapes
 from agent_sdk.errors import PayloadTooLarge
 from agent_sdk.handlers import annotation_of
+from agent_sdk.work import key_of
 from agentreach.aio.clock import boot_time
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2
@@ -285,8 +286,7 @@ class Sessions:
         track, now = self._begin(given.session_id, given.epoch), boot_time()
         track.turn = given.turn
         for handled in reversed(given.handled):
-            named = handled.key
-            key = (named.tenant, named.principal, named.env, named.message_id)
+            key = key_of(handled.key)
             self._host.replies.learn(key, handled.reply if handled.HasField("reply") else None, now)
             self._note(track, key)
 

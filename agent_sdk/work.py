@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from agent_sdk.handlers import Handler
 from agent_sdk.responses import Waiter
 from agentreach.v1 import envelope_pb2 as pb
+from agentreach.v1.frame_pb2 import MessageKey
+from agentreach.wire.names import DEFAULT_ENV
 
 if TYPE_CHECKING:
     from agent_sdk.host import Host
@@ -16,6 +18,11 @@ if TYPE_CHECKING:
 
 Key = tuple[str, str, str, str]
 """tenant, principal, env, message_id: what makes two copies the same message."""
+
+
+def key_of(named: pb.Envelope | MessageKey) -> Key:
+    """The key of a message, or of one that a node names: an env that is left out is the default one."""
+    return named.tenant, named.principal, named.env or DEFAULT_ENV, named.message_id
 
 
 class Work:

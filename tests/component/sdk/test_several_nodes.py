@@ -237,6 +237,34 @@ def give(session: Session, request: pb.Envelope, numbers: range) -> None:
         session.send(item)
 
 
+async def test_what_an_agent_has_it_says_whichever_way_its_env_is_written(mesh: FakeNodes) -> None:
+    agent = agent_on(mesh, own_link=True)
+    ran: list[Any] = []
+    agent.handler(ran.append)
+    async with agent:
+        home = mesh.nodes[0]
+        session = home.session
+        home.deliver(session, session, agent.agent_id, pb.Envelope(message_id="m", timeout_ms=9000))
+        await eventually(lambda: bool(session.envelopes))
+        asked = session.envelopes[0]
+        for env in ("", "production"):
+            key = frames.MessageKey(tenant="default", principal="anonymous", env=env, message_id="m")
+            session.signal(lookup=frames.Lookup(nonce=7, keys=[key]))
+        await eventually(lambda: len(said(session, "found")) == 2)
+        found = [item for signal in said(session, "found") for item in signal.found.items]
+        assert [(item.state, item.agent_id) for item in found] == [(frames.Found.DONE, agent.agent_id)] * 2, asked
+        session.send(copy_of(agent, env=""))
+        await eventually(lambda: len(session.envelopes) == 2)
+        assert len(ran) == 1
+
+
+def copy_of(agent: Agent, env: str) -> pb.Envelope:
+    """The message once more, as another node may write it."""
+    copy = pb.Envelope(message_id="m", timeout_ms=9000, recipient=agent.agent_id, entry=b"e", attempt=1, env=env)
+    copy.tenant, copy.principal = "default", "anonymous"
+    return copy
+
+
 class TestAddressesThatNodesTell:
     """One configured address is enough."""
 
