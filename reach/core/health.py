@@ -218,6 +218,8 @@ def unsaturate(state: State, attachment: Attachment) -> None:
 def _is_overdue(state: State, attachment: Attachment, request: Request, item: Item) -> bool:
     if item.seq == 0 or item.accepted or not attachment.peer.connected:
         return False
+    if item.doubtful and item.data is None:
+        return False  # withdrawn from a link that has begun anew: nothing of it is sent again
     since = max(item.sent_at, attachment.peer.back_at)
     limit_s = min(state.rules.accept_timeout_s, (request.deadline - request.delivered_at) / 4)
     return state.now - since > limit_s

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from agentreach.wire.link import Link
 from agentreach.wire.outbox import Item
 from reach.core import health
+from tests.support.core import CoreMesh
 from tests.support.cores import Cores
 
 
@@ -37,3 +39,21 @@ def test_an_agent_whose_home_acknowledged_nothing_gets_work_again_on_a_new_link(
     cores.link(entry, home)
     message = caller.request()
     assert agent.has(message)
+
+
+def test_what_was_withdrawn_from_a_link_that_began_anew_is_not_overdue() -> None:
+    core = CoreMesh()
+    agent, caller = core.agent("echo/1"), core.caller()
+    caller.request(timeout_ms=60_000)
+    echo = core.attachment("echo/1")
+    (request,) = echo.attempts.values()
+    link = Link()
+    item = request.item = link.put_bytes(request.data, core.state.now)
+    assert link.next_frame(core.state.now)
+    link.withdraw(item)
+    link.restart()
+    agent.beat()
+    core.advance(8.0)
+    with core.step() as state:
+        health.look_for_overdue(state, echo)
+    assert not echo.agent.saturated

@@ -157,13 +157,14 @@ class Outbox:
         """Put what was sent and not accepted before all that waits, in order, without its `fresh` mark."""
         lanes: tuple[list[Item], list[Item], list[Item]] = ([], [], [])
         for item in sent:
+            item.doubtful = True
             if item.data is not None:
                 lanes[item.priority].append(item)
         for lane, again in zip(self._lanes, lanes, strict=True):
             for item in again:
                 assert item.data is not None
                 item.data += framing.NOT_FRESH
-                item.waits = item.doubtful = True
+                item.waits = True
                 self.waiting += 1
                 self.waiting_bytes += len(item.data)
                 self.shared.bytes_held += len(item.data)
