@@ -280,7 +280,11 @@ class NodeLinks:
         failures = 0
         while node.address and self._engine.state.nodes.get(node.node_id) is node:
             began = asyncio.get_running_loop().time()
-            why = await self._once(node)
+            try:
+                why = await self._once(node)
+            except Exception as fault:  # one link's fault is neither the node's nor another link's
+                log.exception("a node link failed; it is dialled again", node=node.node_id)
+                why = f"a fault of this node: {type(fault).__name__}"
             if node.node_id not in self._engine.state.nodes:
                 break
             lived_s = asyncio.get_running_loop().time() - began
