@@ -14,7 +14,7 @@ from agentreach.v1.admin_pb2 import NodeRecord
 from agentreach.v1.frame_pb2 import Signal
 from agentreach.wire.limits import PROTOCOL_VERSION
 from agentreach.wire.names import is_name
-from reach.core import interest, loads, remote, visiting, wants
+from reach.core import interest, loads, remote, returning, visiting, wants
 from reach.core.effects import EndStream, Forwarding
 from reach.core.peers import Peer
 from reach.core.ports import Identity
@@ -190,6 +190,7 @@ def cut(state: State, node: NodePeer, why: str) -> None:
     node.why_down = why or "its stream ended"
     node.link.cut()
     wants.node_lost(state, node)
+    returning.node_lost(state)
     remote.link_cut(state, node)
     state.effects.append(Forwarding(node))
     state.log("warning", "node link cut", node=node.node_id, why=node.why_down, agents=len(node.agents))

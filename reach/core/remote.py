@@ -15,8 +15,21 @@ from agentreach.v1.error_pb2 import Error
 from agentreach.v1.frame_pb2 import AttemptState
 from agentreach.v1.registry_pb2 import AgentRecord
 from agentreach.wire.errors import failure
-from reach.core import again, breakers, deadlines, health, loads, losses, nodes, once, owners, settle, takeover
-from reach.core.agents import DRAINING, STARTING, UNREACHABLE, Agent
+from reach.core import (
+    again,
+    breakers,
+    deadlines,
+    health,
+    loads,
+    losses,
+    nodes,
+    once,
+    owners,
+    returning,
+    settle,
+    takeover,
+)
+from reach.core.agents import DEGRADED, DRAINING, HEALTHY, STARTING, UNREACHABLE, Agent
 from reach.core.effects import DialNodes
 from reach.core.requests import Attachment, Request, Stage
 from reach.core.retry import Failed
@@ -274,6 +287,8 @@ def set_status(state: State, attachment: Attachment, status: int) -> None:
     agent.status = status
     state.directory.changed(agent)
     owners.changed(state, attachment)
+    if status in (HEALTHY, DEGRADED):
+        returning.stir(state)
 
 
 def on_timer(state: State, attachment: Attachment) -> None:

@@ -4,10 +4,11 @@ An agent that attaches says which messages it runs or has answered (`Attach.hold
 slot until it says that it has ended, so its `max_concurrency` holds; a copy of any of them goes to it and to nobody
 else: its own table joins or replays.
 
-For a while after the start (`resume_window_s`) a request that was sent again (`resent`) waits for who has it, or for
-any agent that can take it, instead of NO_ROUTE; a new one is told NO_ROUTE at once. One that may have been running
-when the node went, and that nobody claims, is not run again unless it is `idempotent`: AGENT_LOST. Everything that
-waits here is bounded, and has its own deadline like any other request. Why: docs/decisions/0012.
+For a while after the start, or the loss of another node (`resume_window_s`), a request that was sent again (`resent`)
+waits for who has it, or for any agent that can take it, instead of NO_ROUTE; a new one is told NO_ROUTE at once. One
+that may have been running when the node went, and that nobody claims, is not run again unless it is `idempotent`:
+AGENT_LOST. Everything that waits here is bounded, and has its own deadline like any other request. Why:
+docs/decisions/0012.
 """
 
 from __future__ import annotations
@@ -112,6 +113,11 @@ def opened(state: State) -> None:
     state.returning.until = state.now + state.rules.resume_window_s
 
 
+def node_lost(state: State) -> None:
+    """Another node is lost: its agents and callers are on their way to the others, in any order."""
+    state.returning.until = max(state.returning.until, state.now + state.rules.resume_window_s)
+
+
 def is_held(state: State, request: Request) -> bool:
     """Whether an agent of this node brought the message along."""
     return bool(len(state.returning.held)) and state.returning.held.get(request.key, state.now) is not None
@@ -137,7 +143,7 @@ def took(state: State, request: Request, envelope: Envelope, target: Target, par
         return False
     request.data = envelope.SerializeToString()
     request.parent = parent
-    request.note("waiting", state.now, "sent again shortly after a start of the node: until its agent is back")
+    request.note("waiting", state.now, "sent again: until its agent is back")
     returning.parked[request.number] = Parked(request, target)
     if returning.timer is None:
         returning.timer = state.checks.schedule(returning, returning.until)
