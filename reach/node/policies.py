@@ -157,19 +157,14 @@ class Policies:
         if ends:
             policy.version = 0
         with self._step() as state:
-            key = version_policy.key_of(policy)
-            known = state.version_policies.get(key)
-            if ends:
-                state.version_policies.pop(key, None)
-            elif known is None or known.version < policy.version:
-                state.version_policies[key] = version_policy.from_proto(policy, policy.version)
+            _obey(state, version_policy.key_of(policy), None if ends else policy, policy.version)
         return registry.SetVersionPolicyReply(policy=policy)
 
     async def set_config(self, request: admin.SetConfigRequest) -> admin.SetConfigReply:
         """Set agents' settings; those there were under the name are gone. Raises `MeshFailure`."""
         version = await self._set(Forward(set_config=request.SerializeToString()))
         with self._step() as state:
-            state.configs.put(request.name, Settings(dict(request.settings), version))
+            _give(state, request.name, dict(request.settings), version)
         await self._tell_agents()
         return admin.SetConfigReply(version=version)
 
@@ -290,16 +285,19 @@ def _take_policy(state: State, key: str, item: Item | None) -> None:
             if why is not None:
                 _left_out(key, why)
                 policy = None
-    if policy is None or item is None:
-        if state.version_policies.pop((env, agent_type), None) is not None:
+    _obey(state, (env, agent_type), policy, item.mod_revision if item is not None else 0)
+
+
+def _obey(state: State, key: tuple[str, str], policy: registry.VersionPolicy | None, version: int) -> None:
+    """From now on this policy is in force, or none."""
+    env, agent_type = key
+    known = state.version_policies.get(key)
+    if policy is None:
+        if state.version_policies.pop(key, None) is not None:
             log.info("no version policy any more", agent_type=agent_type, env=env)
-        return
-    known = state.version_policies.get((env, agent_type))
-    if known is not None and known.version >= item.mod_revision:
-        return  # set by this very node, before its watch told
-    taken = version_policy.from_proto(policy, item.mod_revision)
-    state.version_policies[env, agent_type] = taken
-    log.info("version policy", agent_type=agent_type, env=env, shares=dict(taken.shares), version=taken.version)
+    elif known is None or known.version < version:
+        taken = state.version_policies[key] = version_policy.from_proto(policy, version)
+        log.info("version policy", agent_type=agent_type, env=env, shares=dict(taken.shares), version=version)
 
 
 def _take_settings(state: State, key: str, item: Item | None) -> None:
@@ -316,8 +314,13 @@ def _take_settings(state: State, key: str, item: Item | None) -> None:
     if why is not None:
         _left_out(key, why)
         return
-    if state.configs.put(name, Settings(values, item.mod_revision)):
-        log.info("settings of agents", name=name, keys=sorted(values), version=item.mod_revision)
+    _give(state, name, values, item.mod_revision)
+
+
+def _give(state: State, name: str, values: dict[str, str], version: int) -> None:
+    """From now on agents have these settings."""
+    if state.configs.put(name, Settings(values, version)):
+        log.info("settings of agents", name=name, keys=sorted(values), version=version)
 
 
 def _left_out(key: str, why: str) -> None:

@@ -178,8 +178,11 @@ async def steer(node: NodeProcess, kind: str, load: Load) -> None:
 
 async def leave(node: NodeProcess, kind: str, load: Load, old: list[AgentProcess]) -> None:
     """The former version is drained, one agent after another, and its processes end."""
+    watch = asyncio.create_task(reach(node, "rollout", kind, "--watch"), name="watch")
     await reach(node, "rollout", kind, "--drain", "1.0")
     drained = time.monotonic()
+    shown = await watch  # it ends by itself when nothing is left to drain
+    assert "draining" in shown and shown.count("SHARE") > 1
     for worker in old:
         assert await worker.ended() == 0, worker.log[-2_000:]
 
