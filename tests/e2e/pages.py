@@ -10,7 +10,7 @@ A block's info string says what it is (Markdown viewers show only the language):
     sh elsewhere=WHERE    not run as it stands; WHERE is in `ELSEWHERE`
     text, mermaid         pictures
 
-Ports of the pages (7070, 7071) are replaced by free ones.
+Ports of the pages (7070, 7071, and those of `make cluster`) are replaced by free ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.cluster import free_first_port
 from tests.support.etcd import free_port
+from tools.cluster import COUNT, FIRST_PORT, Place
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -34,6 +36,7 @@ POLL_S = 0.03
 
 ELSEWHERE = {
     "demo": "`make run` is `reach demo`, which the page's play starts in its place",
+    "cluster": "`make cluster` is tools/cluster.py, which a page's play starts in its place if it has no node yet",
     "ci": "`make setup`, `make test`, `make check`: what CI does before and around this test",
     "bench": "`make bench` takes minutes; its own smoke test runs it",
     "docs": "`make docs` and its like change the tree; tests/tidy runs what they call",
@@ -82,6 +85,7 @@ class Play:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.grpc, self.http = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+        self._addresses = {"127.0.0.1:7070": self.grpc, "127.0.0.1:7071": self.http}
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("REACH_", "PYTEST"))}
         self.environment = clean | {
             "PATH": f"{BIN}{os.pathsep}{clean.get('PATH', '')}",
@@ -95,6 +99,8 @@ class Play:
         """Do what a block says."""
         if block.word("elsewhere") == "demo":
             self._start(f"reach demo --listen {self.grpc} --http {self.http}")
+        if block.word("elsewhere") == "cluster" and not self.running:
+            self._start_cluster()
         if not block.runs:
             return
         if block.word("file"):
@@ -105,6 +111,15 @@ class Play:
             self._start(self._here(block.text))
         else:
             self._shell(block)
+
+    def _start_cluster(self) -> None:
+        """From here on the page is about its nodes."""
+        first_port = free_first_port()
+        self._start(f"{sys.executable} {ROOT / 'tools' / 'cluster.py'} --first-port {first_port}")
+        for place, shown in ((Place(n, first_port), Place(n, FIRST_PORT)) for n in range(1, COUNT + 1)):
+            for address in ("grpc", "http", "etcd"):
+                self._addresses[getattr(shown, address)] = getattr(place, address)
+        self.environment["REACH_URL"] = self._addresses["127.0.0.1:7070"]
 
     def close(self) -> None:
         """End what was started, the last first, each by its own id."""
@@ -120,7 +135,9 @@ class Play:
     def _here(self, text: str) -> str:
         activate = BIN / "activate"
         text = text.replace("source .venv/bin/activate", f"source {activate}" if activate.exists() else "true")
-        return text.replace("127.0.0.1:7070", self.grpc).replace("127.0.0.1:7071", self.http)
+        for shown, address in self._addresses.items():
+            text = text.replace(shown, address)
+        return text
 
     def _shell(self, block: Block) -> None:
         if "grpcurl" in block.text and not GRPCURL_IS_INSTALLED and shutil.which("grpcurl") is None:

@@ -13,6 +13,7 @@ PAGES = (
     "docs/tutorial.md",
     "docs/howto/write-an-agent.md",
     "docs/howto/operate.md",
+    "docs/howto/production.md",
     "docs/howto/delivery.md",
     "docs/howto/drain-and-restart.md",
     "docs/howto/roll-out-a-version.md",
@@ -22,10 +23,11 @@ PAGES = (
     "CONTRIBUTING.md",
 )
 NOT_RUN = {
-    "README.md": 2,
+    "README.md": 3,
     "docs/tutorial.md": 1,
     "docs/howto/write-an-agent.md": 0,
     "docs/howto/operate.md": 1,
+    "docs/howto/production.md": 2,
     "docs/howto/delivery.md": 0,
     "docs/howto/drain-and-restart.md": 0,
     "docs/howto/roll-out-a-version.md": 0,
