@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from reach.core.state import State
 
 LOOK_S = 0.25  # so often it is looked whether a drained agent still works on something
+MOVE_S = 5.0  # for agents to be registered elsewhere; a fleet spreads over half of it (agent_sdk.redial)
 REASON_CHARS_MAX = 200
 
 
@@ -73,10 +74,16 @@ def node(state: State, limit_s: float) -> None:
         return
     state.draining = True
     state.leaves_at = state.now + limit_s
+    state.moved_by = state.now + (min(MOVE_S, limit_s) if state.peer_addresses else 0.0)
     for peer in state.peers.values():
         if peer.welcomed and not peer.restarts:
             tell(state, peer)
     loads.tell_draining(state)
+
+
+def moved(state: State) -> bool:
+    """True when no agent is left here that may still go elsewhere."""
+    return state.now >= state.moved_by or len(state.directory) == state.remote_agents
 
 
 def tell(state: State, peer: Peer) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from agentreach.v1.frame_pb2 import Loads, Signal
 from agentreach.v1.registry_pb2 import AgentLoad, AgentStatus
 from reach.core import nodes, remote, wants
-from reach.core.agents import DRAINING, STARTING, UNREACHABLE, Agent
+from reach.core.agents import DEGRADED, HEALTHY, STARTING, UNREACHABLE, Agent
 from reach.core.requests import Attachment
 
 if TYPE_CHECKING:
@@ -174,7 +174,10 @@ def apply(state: State, attachment: Attachment) -> None:
     if elsewhere != agent.leftovers:
         agent.leftovers = elsewhere
         state.directory.changed(agent)
-    remote.set_status(state, attachment, DRAINING if node.draining else int(load.status) or STARTING)
+    status = int(load.status) or STARTING
+    if node.draining and status == HEALTHY:
+        status = DEGRADED  # it is about to go elsewhere: work for it only if nobody else can take it
+    remote.set_status(state, attachment, status)
 
 
 def count_full(state: State, agent: Agent) -> None:

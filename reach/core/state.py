@@ -146,6 +146,8 @@ class State:
         self.draining = False
         self.leaves_at = 0.0
         """When a draining node ends what then still runs."""
+        self.moved_by = 0.0
+        """Until then a draining node gives work to agents that have not gone elsewhere yet."""
         self.peer_addresses: tuple[str, ...] = ()
         """Where the other nodes of the mesh are reached."""
         self.node_addresses: dict[str, str] = {}

@@ -161,7 +161,7 @@ def _join(state: State, port: NodePort, envelope: Envelope, twin: Request, left_
 def _refusal(state: State, envelope: Envelope, agent: Agent, attachment: Attachment) -> Error | None:
     """Why the agent cannot be given this request now. What waits in a session's lane is judged there."""
     node_id = state.rules.node_id
-    if state.draining and envelope.hop_count <= 1:
+    if state.draining and state.now >= state.moved_by and envelope.hop_count <= 1:
         return failure(codes.SHUTTING_DOWN, f"node {node_id}, the home of {agent.agent_id}, is leaving")
     if state.unsettled >= state.rules.requests_in_flight_max:
         return failure(codes.OVERLOADED, f"node {node_id} has {state.unsettled} requests in flight, its limit")

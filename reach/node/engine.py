@@ -81,6 +81,7 @@ class Engine(Steering):
         self._depth = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._settled = asyncio.Event()
+        self._moved = asyncio.Event()
 
     def use(self, registrar: Registrar, pins: PinBook) -> None:
         """Connect the registry; before this nothing can attach."""
@@ -129,9 +130,15 @@ class Engine(Steering):
             state.calls.clear()
         if self._watchers:
             self._wake_watchers()
-        if state.draining and not state.unsettled:
-            self._settled.set()
+        if state.draining:
+            self._has_left(state)
         self._arm(state)
+
+    def _has_left(self, state: State) -> None:
+        if drains.moved(state):
+            self._moved.set()
+        if not state.unsettled:
+            self._settled.set()
 
     def _arm(self, state: State) -> None:
         at = mesh.next_tick_at(state)
@@ -331,11 +338,16 @@ class Engine(Steering):
     # ---- ending ----
 
     async def drain(self, timeout_s: float) -> None:
-        """Take no new requests, let what runs end, then say goodbye to every link."""
+        """Take no new requests, let agents go elsewhere and what runs end, then say goodbye to every link."""
         with self.step() as state:
             drains.node(state, timeout_s)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(max(0.0, state.moved_by - boot_time())):
+                await self._moved.wait()
+        with self.step():
+            self._settled.clear()  # the end of this step looks again
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, state.leaves_at - boot_time())):
                 await self._settled.wait()
         with self.step() as state:
             # First every agent, so that whoever still waits is told; a caller's link that ended first would have its

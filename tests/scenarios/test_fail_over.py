@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentreach.v1 import error_pb2 as codes
+from reach.core import drains
 from tests.support.cores import Cores
 
 
@@ -36,3 +37,40 @@ def test_a_new_request_does_not_wait_nor_does_one_that_comes_long_after() -> Non
     cores.advance(60)
     assert caller.error_of(caller.request(fresh=True, resent=True)).code == codes.NO_ROUTE
     cores.assert_settled()
+
+
+def test_a_home_that_leaves_gives_its_agents_work_for_as_long_as_they_may_go_elsewhere() -> None:
+    cores = Cores(2)
+    entry, home = cores.nodes
+    agent, caller = home.agent("echo/1"), entry.caller()
+    cores.advance(60)
+    home.state.peer_addresses = ("10.0.0.1:7070",)
+    with home.step() as state:
+        drains.node(state, 55.0)
+        assert not drains.moved(state)
+    cores.pump()
+    message = caller.request()
+    agent.answer(message, "still here")
+    assert caller.text_of(message) == "still here"
+    other = entry.agent("echo/2")
+    cores.advance(1)
+    for _ in range(5):
+        other.answer(caller.request())  # whoever stays comes first
+    other.leave()
+    cores.advance(drains.MOVE_S)
+    with home.step() as state:
+        assert drains.moved(state)
+    late = caller.request(timeout_ms=10_000)
+    cores.advance(11)
+    assert not agent.has(late)
+    error = caller.error_of(late)
+    assert error.code == codes.CONNECT_FAILED and error.retryable, "it was never started"
+
+
+def test_a_node_without_others_does_not_wait_for_its_agents_to_go() -> None:
+    cores = Cores(1)
+    (home,) = cores.nodes
+    home.agent("echo/1")
+    with home.step() as state:
+        drains.node(state, 55.0)
+        assert drains.moved(state)

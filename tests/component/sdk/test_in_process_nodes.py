@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from agent_sdk import Agent, Context
+from agent_sdk import Agent, ConnectedMesh, Context, NoAgentAvailable, NoRoute, connect
 from agent_sdk.testing import InProcessMesh
 from tests.support.fake_node import eventually
 
@@ -26,6 +26,20 @@ class Counted:
             if data == "wait":
                 await self.go.wait()
             return data
+
+
+async def seen(caller: ConnectedMesh) -> None:
+    """Wait until the node of a caller has heard of the agent."""
+
+    async def ask() -> None:
+        while True:
+            try:
+                await caller.request("seen?", capabilities=["work"], timeout=5)
+                return
+            except (NoRoute, NoAgentAvailable):
+                await asyncio.sleep(0)
+
+    await asyncio.wait_for(ask(), 5)
 
 
 async def test_callers_of_every_node_reach_an_agent_of_any() -> None:
@@ -81,3 +95,23 @@ async def test_a_node_that_is_cut_off_from_the_others_still_serves_its_own_and_i
         await mesh.kill_node(0)
         assert (await mesh.request(2, capabilities=["work"], timeout=10)).data == 2
     assert worker.ran == [1, 2]
+
+
+async def test_the_only_agent_of_its_kind_is_never_missed_while_its_node_leaves() -> None:
+    """It is registered at the next node before it leaves this one, and this one gives it work until then."""
+    worker = Counted()
+    async with InProcessMesh(nodes=2, resume_window_s=10.0, drain_timeout_s=5.0) as mesh:
+        await mesh.add(worker.agent)
+        async with connect("in-process:2", transport=mesh.transport, own_link=True) as other:
+            assert other._link().node_id == "node-1"
+            await seen(other)
+            leaving = asyncio.create_task(mesh.drain_node(0))
+            worker.ran.clear()
+            asked = 0
+            while not leaving.done():
+                asked += 1
+                assert (await other.request(asked, capabilities=["work"], timeout=5)).data == asked
+                await asyncio.sleep(0.001)
+            await leaving
+            assert mesh.node_of(worker.agent) == 1
+    assert worker.ran == list(range(1, asked + 1)) and asked > 20
