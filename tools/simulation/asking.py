@@ -55,7 +55,10 @@ class Asking:
         envelope = pb.Envelope(type=pb.REQUEST, payload=payloads.encode(data), timeout_ms=int(ask.timeout_s * 1000))
         envelope.message_id, envelope.session_id = ask.message_id, ask.session
         envelope.idempotent = ask.idempotent
-        envelope.target.agent_type = options["agent_type"]
+        if "agent_id" in options:
+            envelope.target.agent_id = options["agent_id"]
+        else:
+            envelope.target.agent_type = options["agent_type"]
         if ask.profile:
             envelope.profile = pb.CallProfile.Value(ask.profile)
         await self._noted(ask, lambda: self._call(engine, ask, envelope))

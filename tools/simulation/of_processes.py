@@ -36,8 +36,10 @@ def slots_stay_within_the_limit(world: World, process: Process) -> str:
     for agent in state.directory if state is not None else ():
         held = sum(request.holds_slot for request in agent.link.attempts.values())
         brought = len(agent.link.held)  # runs that outlived the node's memory
-        if agent.in_flight != held + brought:
-            return f"{agent.agent_id}: {agent.in_flight} slots are taken, {held} requests and {brought} others hold one"
+        promised = sum(len(given) for to, given in state.wants.granted.items() if to[1] is agent)
+        if agent.in_flight != held + brought + promised:
+            others = f"{held} requests and {brought} others hold one, {promised} are promised"
+            return f"{agent.agent_id}: {agent.in_flight} slots are taken, {others}"
         if agent.max_concurrency and held > agent.max_concurrency:
             return f"{agent.agent_id}: {held} requests hold a slot, its limit is {agent.max_concurrency}"
     return ""
@@ -76,7 +78,7 @@ def bounds_of_the_node_hold(world: World, process: Process) -> str:
         waiting = sum(not request.attempt for request in lane.waiting)  # a retry has its place already
         if waiting > rules.lane_max:
             return f"{waiting} messages wait in {lane.key}, the bound is {rules.lane_max}"
-    for peer in state.peers.values():
+    for peer in (*state.peers.values(), *state.nodes.values()):
         link = peer.link
         if link.waiting_bytes > limits.OUTBOX_BYTES_HARD_MAX or link.unacked > limits.UNACKED_ENVELOPES_MAX + 256:
             return f"{peer.caller_id}: {link.waiting_bytes} bytes wait, {link.unacked} envelopes are unacknowledged"
@@ -154,6 +156,11 @@ def _restless(state: Any) -> str:
     for lane in state.lanes.values():
         if lane.running or lane.waiting or lane.pinning or lane.in_turn:
             return f"lane {lane.key}: {len(lane.running)} run, {len(lane.waiting)} wait"
+    for node in state.nodes.values():
+        if node.visiting or node.link.waiting or (node.connected and node.link.unacked):
+            return f"{node.node_id}: {len(node.visiting)} requests of it, {node.link.waiting} envelopes wait"
+    if state.wants.granted or state.wants.wishes:
+        return f"{len(state.wants.granted)} slots are promised, {len(state.wants.wishes)} are wanted"
     for peer in state.peers.values():
         if peer.requests or peer.link.waiting or (peer.connected and peer.link.unacked):
             return f"{peer.caller_id}: {len(peer.requests)} requests, {peer.link.waiting} envelopes wait"

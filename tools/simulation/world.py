@@ -304,25 +304,31 @@ class World:
                 end.bytes_per_s = 0.0
 
     def _probe(self) -> None:
-        """One last request to each agent that should be there."""
-        callers = [each for each in self.processes if each.alive and "caller" in each.things]
-        probed: list[Ask] = []
+        """One last request to each agent that should be there, by a caller; and, of several nodes, by each of them."""
+        caller = next(each for each in self.processes if each.alive and "caller" in each.things)
+        ways = [caller, *self.nodes.values()] if self.sharing > 1 else [caller]
+        at = self.now
         for process in self.processes:
             if process.alive and process.kind == "agents" and not process.things.get("leaving"):
                 for role, _, agent_id in process.things["troupe"].agents:
-                    caller = callers[0]
-                    number = self.number()
-                    ask = Ask(number, number, caller, agent_id, "probe", 8.0)
-                    data = {"ask": number, "root": number, "s": 0.0, "hops": 0, "items": 2, "gap": 0.0, "times": 0}
-                    options = {"agent_id": agent_id, "timeout": 8.0}
-                    data["fault"] = ""
-                    if role.kind == "chat":
-                        ask.session = options["session"] = f"probe-{number}"  # type: ignore[assignment]
-                    at = self.now + PROBES_APART_S * (1 + len(probed))
-                    self.scheduler.at(at, caller.loop.call_soon, _probe_now, self, caller, ask, data, options)
-                    probed.append(ask)
+                    for way in ways:
+                        at += PROBES_APART_S / len(ways)
+                        self.scheduler.at(at, way.loop.call_soon, _probe_now, self, way, role, agent_id)
 
 
-def _probe_now(world: World, caller: Process, ask: Ask, data: dict[str, Any], options: dict[str, Any]) -> None:
-    mesh = caller.things["caller"].mesh
-    caller.loop.run_inside(Asking(world, caller).ask(mesh, ask, data, options), "probe")
+def _probe_now(world: World, way: Process, role: Role, agent_id: str) -> None:
+    number = world.number()
+    ask = Ask(number, number, way, agent_id, "probe", 8.0)
+    data: dict[str, Any] = {"ask": number, "root": number, "s": 0.0, "hops": 0, "items": 2, "gap": 0.0, "times": 0}
+    data["fault"] = ""
+    options: dict[str, Any] = {"agent_id": agent_id}
+    if role.kind == "chat":
+        ask.session = f"probe-{number}"
+    asking = Asking(world, way)
+    if way.kind == "node":
+        way.loop.run_inside(asking.invoke(way.things["engine"], ask, data, options), "probe")
+        return
+    options["timeout"] = ask.timeout_s
+    if ask.session:
+        options["session"] = ask.session
+    way.loop.run_inside(asking.ask(way.things["caller"].mesh, ask, data, options), "probe")
