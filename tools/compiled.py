@@ -63,6 +63,7 @@ LEFT_OUT = {
     "reach/core/ring.py": "its base class is uhashring's, which is not compiled",
     "reach/core/shares.py": "no message passes it while there is room",
     "reach/core/shelves.py": "no message passes it while there is room",
+    "reach/core/snapshots.py": "a protocol",
     "reach/core/store.py": "protocols and plain values",
     "reach/core/takeover.py": "no message passes it",
     "reach/core/watching.py": "no message passes it",

@@ -18,6 +18,7 @@ from agentreach.aio.transport import Refused
 from agentreach.v1.admin_pb2 import GetConfigRequest, SetConfigRequest
 from agentreach.v1.error_pb2 import AGENT_LOST
 from reach.adapters.memory_store import MemoryStore
+from reach.adapters.snapshots import MemorySnapshots
 from reach.core.ports import ANYBODY
 from reach.node.config import load
 from reach.node.settings import Config
@@ -66,6 +67,7 @@ class InProcessMesh(Mesh):
         self._settings = {"warm_up_s": 0.0, **settings}
         self._env = env
         self._registry: MemoryStore | None = None
+        self._snapshots = MemorySnapshots()
         self._nodes: list[InProcessNode | None] = [None] * nodes
         self._ways = [Others(self._nodes) for _ in range(nodes)]
         self._addresses = tuple(f"in-process:{place + 1}" for place in range(nodes))
@@ -128,7 +130,7 @@ class InProcessMesh(Mesh):
         if self._registry is None:
             self._registry = MemoryStore()
         way = self._ways[place] = Others(self._nodes)
-        node = InProcessNode(self._config_of(place), place, self._registry.share())
+        node = InProcessNode(self._config_of(place), place, self._registry.share(), self._snapshots)
         await node.start(way)
         self._nodes[place] = node
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from agentreach.aio.transport import Refused, StreamBroken
 from agentreach.v1.admin_pb2 import NodeRecord
 from reach.adapters.memory_store import MemoryStore
+from reach.adapters.snapshots import MemorySnapshots
 from reach.core import returning
 from reach.core.ports import NodeStream
 from reach.node.app import make_engine
@@ -22,12 +23,19 @@ from reach.node.settings import Config
 class InProcessNode:
     """What `reach serve` runs, without its servers. `store` is its own connection to the registry."""
 
-    def __init__(self, config: Config, place: int = 0, store: MemoryStore | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        place: int = 0,
+        store: MemoryStore | None = None,
+        snapshots: MemorySnapshots | None = None,
+    ) -> None:
         self.address = f"in-process:{place + 1}"
         self.store = store or MemoryStore()
         self.streams = Streams()
         self.engine: Engine
         self._config = config
+        self._snapshots = snapshots
         self._duties: asyncio.Task[None] | None = None
 
     async def start(self, others: Others | None = None) -> None:
@@ -35,7 +43,7 @@ class InProcessNode:
         record = NodeRecord(node_id=self._config.node_id, address=self.address, incarnation=os.urandom(16))
         key = await shared_key(self.store)
         self.engine = engine = make_engine(self._config, time.time(), record.incarnation, key)
-        self._parts = Parts(engine, self._config, self.store, record, others or Others([]))
+        self._parts = Parts(engine, self._config, self.store, record, others or Others([]), self._snapshots)
         await self._parts.start()
         with engine.step() as state:
             returning.opened(state)

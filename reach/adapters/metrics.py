@@ -92,7 +92,14 @@ METRICS: tuple[Metric, ...] = (
         "counter",
         ("kind",),
         "Messages seen before: joined a running one, replayed a stored outcome, conflict (other content), "
-        "late (an answer after the outcome).",
+        "late (an answer after the outcome), fenced (what a former owner of a session said).",
+    ),
+    Metric(
+        "reach_session_moves_total",
+        "counter",
+        ("kind",),
+        "Sessions that changed hands: moved with their state, lost it, kept by their owner because a step failed, "
+        "parked (stored for whoever comes next); dropped: checkpoints that there was no room for.",
     ),
     Metric(
         "reach_forced_releases_total",
@@ -249,6 +256,7 @@ def _events_of_the_node(stats: Stats) -> Iterator[Family]:
     for name, counts in (
         ("reach_loops_total", stats.loops),
         ("reach_duplicates_total", stats.duplicates),
+        ("reach_session_moves_total", stats.moves),
         ("reach_events_total", events),
         ("reach_callbacks_total", stats.callbacks),
         ("reach_dead_letters_total", stats.dead_letters),

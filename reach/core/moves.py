@@ -45,7 +45,7 @@ def begin(state: State, lane: Lane, limit_s: float) -> None:
     """Move an owned session. Its running turn may take `limit_s`."""
     owner = lane.owner
     assert owner is not None and lane.move is None
-    move = lane.move = Move(owner, state.now, state.now + limit_s)
+    move = lane.move = Move(owner)
     owner.moving.add(lane)
     lanes.leave_queue(lane)
     if lane.running:
@@ -194,7 +194,7 @@ def _not_stored(state: State, lane: Lane, move: Move, why: str) -> None:
     origin = move.origin
     if origin is None:
         _lost(state, lane, f"its state could not be stored: {why}")
-    elif leaving.leaves(origin) and state.now < move.leave_until:
+    elif leaving.leaves(origin):  # for as long as it stays; it would have to hand it over again at once
         _go(state, lane, Step.STORING, STORE_AGAIN_S)
     else:
         state.log("warning", "session not moved", agent=origin.agent.agent_id, why=why)
@@ -221,7 +221,7 @@ def _to_next(state: State, lane: Lane, move: Move) -> None:
     """Give the session to the next candidate; without any, leave it to whoever asks for it, with what is stored."""
     attachment = _candidate(state, lane, move)
     if attachment is not None:
-        move.tries += 1
+        move.tries += attachment is not move.origin
         _go(state, lane, Step.PINNING)
         owners.pin(state, lane, attachment)
     elif move.failed or not lane.snapshot:
@@ -248,7 +248,7 @@ def pinned(state: State, lane: Lane, attachment: Attachment, epoch: int, *, atta
     """The pin names this agent, under this epoch, and a snapshot: have it restored."""
     move = lane.move
     if move is None:
-        move = lane.move = Move(None, state.now, state.now)
+        move = lane.move = Move(None)
         move.tries = 1
         move.to(Step.PINNING)
     if not attached:  # it went while the pin was written
@@ -375,7 +375,7 @@ def _not_released(state: State, lane: Lane, why: str) -> None:
     """The owner keeps its state: what was stored before counts, or the session stays where it is, or loses it."""
     move, owner = lane.move, lane.owner
     assert move is not None and owner is not None
-    if not leaving.leaves(owner) and owner.hooks != KEEPS:
+    if not leaving.leaves(owner):
         state.log("warning", "session not moved", agent=owner.agent.agent_id, why=why)
         state.stats.moves["kept"] += 1
         _end(state, lane)
@@ -443,6 +443,9 @@ def release(state: State, lane: Lane) -> Error | None:
     owner, name = lane.owner, shown(lane.key[3])
     if lane.move is not None or lane.pinning or owner is None:
         return failure(codes.OVERLOADED, f"session {name} is moving, or has no owner now", retry_after_ms=1000)
+    if owner.hooks == KEEPS:
+        text = f"{owner.agent.agent_id} has no hook by which it could hand session {name} over; it would lose its state"
+        return failure(codes.REJECTED, text, agent_id=owner.agent.agent_id)
     if owners.candidate(state, lane, {owner.agent.agent_id}) is None:
         text = f"no other agent could take session {name} over from {owner.agent.agent_id}"
         return failure(codes.NO_AGENT_AVAILABLE, text, agent_id=owner.agent.agent_id)

@@ -55,17 +55,15 @@ _NEXT = {
 class Move:
     """One session on its way."""
 
-    __slots__ = ("content", "failed", "leave_until", "left", "origin", "step", "tries", "turn", "until", "why")
+    __slots__ = ("content", "failed", "left", "origin", "step", "tries", "turn", "until", "why")
 
-    def __init__(self, origin: Attachment | None, now: float, leave_until: float) -> None:
+    def __init__(self, origin: Attachment | None) -> None:
         self.step = Step.BEGUN
         self.origin = origin
         """Whom it leaves, as long as that is there; None for a session whose owner died."""
         self.left = origin
         """Whose moves it counts among."""
-        self.leave_until = leave_until
-        """Up to then its turn may run, and its state may be stored again and again."""
-        self.until: float | None = now
+        self.until: float | None = None
         """When the present step has failed; None: its end always comes."""
         self.content = b""
         """Its state, a serialised `SessionSnapshot`."""

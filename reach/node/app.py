@@ -32,6 +32,7 @@ from reach.core import returning
 from reach.core.lineage import LineageKeys
 from reach.core.rules import Rules
 from reach.core.state import State
+from reach.core.snapshots import SnapshotsUnavailable
 from reach.core.store import Store, StoreUnavailable
 from reach.node.config import Config
 from reach.node.engine import Engine
@@ -188,6 +189,8 @@ async def run_node(config: Config) -> int:
         return await _serve(config, stop)
     except PortTaken as error:
         why = str(error)
+    except SnapshotsUnavailable as error:
+        why = f"conversations' states cannot be kept: {error}"
     except StoreUnavailable as error:
         why = f"the registry {config.registry} cannot be used: {error}"
     print(f"reach: {why}", file=sys.stderr)  # noqa: T201 - one line for people, before or without a log

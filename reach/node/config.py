@@ -28,7 +28,11 @@ _OTHERS = frozenset({"REACH_URL", "REACH_API_KEY", "REACH_SOAK", "REACH_CONFIG"}
 _OTHERS_PREFIX = "REACH_CLIENT_"
 _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_WORDS = {"log_level": ("debug", "info", "warning", "error"), "log_format": ("auto", "console", "json")}
+_WORDS = {
+    "log_level": ("debug", "info", "warning", "error"),
+    "log_format": ("auto", "console", "json"),
+    "snapshots": ("auto", "memory", "directory", "etcd"),
+}
 _YES, _NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
@@ -175,6 +179,7 @@ def _default_node_id() -> str:
 def _check_together(config: Config) -> None:
     _check_addresses(config)
     _check_registry(config)
+    _check_snapshots(config)
     if not _NODE_ID.fullmatch(config.node_id):
         raise ConfigError(
             f"node_id is {config.node_id!r}; allowed: 1 to 63 letters, digits, '.', '_', '-', the first no mark"

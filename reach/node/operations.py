@@ -16,7 +16,7 @@ from agentreach.v1 import admin_pb2 as admin
 from agentreach.v1 import error_pb2 as codes
 from agentreach.wire.errors import failure
 from agentreach.wire.names import normalise_env, shown
-from reach.core import breakers, drains
+from reach.core import breakers, drains, moves
 from reach.core.agents import Agent
 from reach.core.breaker import BreakerState
 from reach.core.ports import Identity, MeshFailure
@@ -95,6 +95,23 @@ class Operations(Queries):
             )
         return timeout_ms / 1000 or self._state.rules.drain_timeout_s
 
+    # ---- sessions ----
+
+    def release_session(self, request: admin.ReleaseSessionRequest, who: Identity) -> admin.ReleaseSessionReply:
+        """Have a session move to another agent of its type. Answers when the move has begun."""
+        agent_type, env = request.agent_type.lower(), normalise_env(request.env)
+        with self.step() as state:
+            lane = state.lanes.get((who.tenant, env, agent_type, request.session_id))
+            owner = lane.owner if lane is not None else None
+            if lane is None or owner is None or owner.remote:
+                raise MeshFailure(_no_session(request.session_id, agent_type, env, owner))
+            epoch = lane.epoch
+            state.log("info", "session released by an operator", agent=owner.agent.agent_id)
+            fault = moves.release(state, lane)
+            if fault is not None:
+                raise MeshFailure(fault)
+            return admin.ReleaseSessionReply(agent_id=owner.agent.agent_id, epoch=epoch)
+
     # ---- breakers ----
 
     def list_breakers(self, request: admin.ListBreakersRequest, who: Identity) -> admin.ListBreakersReply:
@@ -137,6 +154,13 @@ def _at_home(agent: Agent) -> MeshFailure:
     """It is another node's to do."""
     text = f"{agent.agent_id} is attached to node {agent.node_id}"
     return MeshFailure(failure(codes.NO_ROUTE, text, agent_id=agent.agent_id, details={"node_id": agent.node_id}))
+
+
+def _no_session(session_id: str, agent_type: str, env: str, owner: Attachment | None) -> codes.Error:
+    if owner is not None:
+        return _at_home(owner.agent).error
+    text = f"no agent of type {shown(agent_type)} holds session {shown(session_id)} in env {env[:100]}"
+    return failure(codes.NO_ROUTE, f"{text}; see: reach sessions")
 
 
 def _told(agent: Agent, now: float, node_id: str) -> admin.BreakerInfo:

@@ -215,6 +215,19 @@ class Config:
         30.0, "s", 0.1, 3600, "How long a conversation's agent may be UNREACHABLE before another one takes over.",
         "a pause of the agent loses conversations their state", "conversations wait for agents that are dead",
     )  # fmt: skip
+    session_hook_s: float = _number(
+        10.0, "s", 0.1, 600, "How long an agent may take to hand a conversation over, or to take one up.",
+        "conversations whose state is slow to write lose it when they move", "callers wait for hooks that hang",
+    )  # fmt: skip
+    snapshots: str = _text(
+        "auto",
+        "Where conversations' states are kept: memory, directory, etcd; auto: etcd if the registry is etcd, else "
+        "directory if snapshots_dir is set, else memory.",
+    )
+    snapshots_dir: str = _text("", "Directory for those states; made if it is not there.")
+    snapshots_shared: bool = _switch(
+        False, "All nodes of the mesh see the same snapshots_dir: only then it may be used with etcd."
+    )
     sessions_max: int = _number(
         100_000, "", 1, 10_000_000, "Conversations known here at once; beyond, OVERLOADED for new ones.",
         "new conversations are refused", "memory: about 1 KiB each",

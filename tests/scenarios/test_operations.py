@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from agentreach.v1 import admin_pb2 as admin
+from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.registry_pb2 import DRAINING
 from reach.core.breaker import Breaker
@@ -158,3 +159,57 @@ class TestDraining:
         core.advance(5)
         again = desk.drain_node(admin.DrainNodeRequest(), ANYBODY)
         assert again.timeout_ms == 15_000, "the first order counts"
+
+
+class TestReleaseSession:
+    """ReleaseSession."""
+
+    def test_the_move_begins_and_the_operator_is_told_from_where(self) -> None:
+        core = CoreMesh()
+        desk = Desk(core)
+        agents, caller = [core.agent(f"echo/{number}") for number in range(2)], core.caller()
+        message = caller.request(session_id="s")
+        owner = next(each for each in agents if each.has(message))
+        owner.releases = None
+        owner.answer(message)
+        order = admin.ReleaseSessionRequest(session_id="s", agent_type="Echo")
+        reply = desk.release_session(order, ANYBODY)
+        assert (reply.agent_id, reply.epoch) == (next(iter(owner.agents)), caller.reply_to(message).epoch)
+        core.pump()
+        asked = owner.got_signals("session_release")[0].session_release
+        assert (asked.session_id, asked.epoch) == ("s", reply.epoch)
+        core.advance(11)  # it does not know the word: nothing has become of it
+        owner.answer(caller.request(session_id="s"))
+        core.assert_settled()
+
+    def test_an_agent_that_cannot_hand_it_over_keeps_it_and_the_operator_learns_it_the_next_time(self) -> None:
+        core = CoreMesh()
+        desk = Desk(core)
+        agents, caller = [core.agent(f"echo/{number}") for number in range(2)], core.caller()
+        message = caller.request(session_id="s")
+        owner = next(each for each in agents if each.has(message))
+        owner.answer(message)
+        order = admin.ReleaseSessionRequest(session_id="s", agent_type="echo")
+        desk.release_session(order, ANYBODY)
+        core.pump()
+        following = caller.request(session_id="s")
+        owner.answer(following)
+        assert not caller.reply_to(following).session_event
+        with pytest.raises(MeshFailure, match="no hook"):
+            desk.release_session(order, ANYBODY)
+        core.assert_settled()
+
+    def test_sessions_that_are_not_here_or_of_others_are_unknown(self) -> None:
+        core = CoreMesh()
+        desk = Desk(core)
+        agent, caller = core.agent(), core.caller()
+        agent.answer(caller.request(session_id="s"))
+        for order, who in (
+            (admin.ReleaseSessionRequest(session_id="t", agent_type="echo"), ANYBODY),
+            (admin.ReleaseSessionRequest(session_id="s", agent_type="echo", env="test"), ANYBODY),
+            (admin.ReleaseSessionRequest(session_id="s", agent_type="echo"), Identity("others")),
+        ):
+            with pytest.raises(MeshFailure, match="no agent of type") as refused:
+                desk.release_session(order, who)
+            assert refused.value.error.code == codes.NO_ROUTE
+        core.assert_settled()

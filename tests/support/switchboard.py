@@ -160,6 +160,10 @@ class RuleSwitchboard:
         """Done."""
         return admin.ResetBreakerReply()
 
+    def release_session(self, request: admin.ReleaseSessionRequest, who: Identity) -> admin.ReleaseSessionReply:
+        """Begun."""
+        return admin.ReleaseSessionReply(agent_id="echo/1", epoch=1)
+
     def drain_agent(self, request: admin.DrainAgentRequest, who: Identity) -> admin.DrainAgentReply:
         """Begun."""
         return admin.DrainAgentReply(in_flight=1)

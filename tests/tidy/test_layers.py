@@ -45,7 +45,7 @@ def impurities(source: Source) -> list[str]:
 
 def _is_port(source: Source) -> bool:
     """The shapes of what adapters implement: protocols and plain values, with `async def` in their signatures."""
-    return source.path in ("reach/core/ports.py", "reach/core/store.py")
+    return source.path in ("reach/core/ports.py", "reach/core/store.py", "reach/core/snapshots.py")
 
 
 SHARED_ADAPTERS = frozenset({"binding", "memory_keyspace", "told"})

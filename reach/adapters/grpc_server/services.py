@@ -71,6 +71,7 @@ def admin(node: Switchboard) -> grpc.GenericRpcHandler:
             "Explain": query("Explain", Envelope, node.explain),
             "GetTrace": everywhere("GetTrace", lambda request, who: node.get_trace(request.trace_id, who)),
             "ListSessions": everywhere("ListSessions", node.list_sessions),
+            "ReleaseSession": everywhere("ReleaseSession", node.release_session),
             "ListDeadLetters": everywhere("ListDeadLetters", node.list_dead_letters),
             "RedriveDeadLetter": everywhere("RedriveDeadLetter", node.redrive_dead_letter),
             "ListBreakers": everywhere("ListBreakers", node.list_breakers),

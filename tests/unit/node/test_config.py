@@ -144,6 +144,17 @@ def test_settings_that_do_not_fit_together_are_refused() -> None:
     assert "cannot be read" in refused(flags={"registry_tls_ca": "/nowhere/ca.pem"})
 
 
+def test_places_for_conversations_states_fit_the_registry(tmp_path: Path) -> None:
+    etcd, directory = {"registry": "etcd://127.0.0.1:2379"}, {"snapshots": "directory", "snapshots_dir": str(tmp_path)}
+    assert "snapshots_shared" in refused(flags={**etcd, **directory})
+    assert "snapshots_dir" in refused(flags={"snapshots": "directory"})
+    assert "no etcd" in refused(flags={"snapshots": "etcd"})
+    assert "no other node" in refused(flags={**etcd, "snapshots": "memory"})
+    assert "auto" in refused(flags={"snapshots": "s3"})
+    for flags in ({**etcd, **directory, "snapshots_shared": True}, {**etcd, "snapshots": "etcd"}, directory, etcd):
+        load(environment={}, flags=flags)
+
+
 def test_tables_are_read_from_files_and_variables(tmp_path: Path) -> None:
     file = written(tmp_path, '[aliases]\nsummarize = "text_summarize"\n[policies]\nplanner = "LEAST_LOAD"\n')
     config = load(file, {})
