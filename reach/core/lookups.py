@@ -68,7 +68,7 @@ def answered(state: State, key: AgentKey, known: bool) -> None:
     """The store has told the view of this agent, or that there is none; if not `known`, it did not answer."""
     for parked in state.lookups.pop(key, []):
         request = parked.request
-        if state.requests.get(request.number) is not request or request.stage is not Stage.ADMITTED:
+        if request.stage is not Stage.ADMITTED:
             continue  # it ended meanwhile: its deadline, its caller
         request.looked_up = known
         pool = state.directory.pool_for(parked.target, key[0], key[1], parked.target_data)

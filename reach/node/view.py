@@ -234,7 +234,7 @@ class View:
         record = self._readable(change, read_agent)
         own = record is not None and record.node_id == self._node.node_id
         # Of an own one nothing is told: another node's that it replaces gives way when it is let in, or ends with it.
-        if told and not own and (record is None or told > change.revision):
+        if told and (record is None or told > change.revision):
             del self._told[key]
             self._remote.agent_gone(state, *scope_of(key), told)
         if record is not None and not own:

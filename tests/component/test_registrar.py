@@ -24,7 +24,7 @@ from reach.node.shards import KEYS_PER_LEASE
 from reach.node.view import View
 from tests.support.core import CoreMesh
 
-LIMIT_S = 10.0
+LIMIT_S = 30.0
 WAIT_S = 0.5
 
 

@@ -224,6 +224,22 @@ async def test_an_agent_that_came_here_and_left_again_is_no_more_its_former_node
         await at.until_true()
 
 
+async def test_what_somebody_read_before_the_watch_brought_it_is_not_undone_by_what_came_before_it() -> None:
+    async with bench() as at:
+        at.store.set_available(False)
+        await at.put("a/1")
+        await at.delete("a/1")
+        last = await at.put("a/1", node_id="n3")
+        item = await at.other.get(key_of("a/1"))
+        assert item is not None
+        at.own.overtaken(Change(item.key, last, item))
+        assert list(at.book.agents.values()) == [last]
+        at.store.set_available(True)
+        await at.put("b/1")
+        await at.until(lambda: len(at.book.agents) == 2, "the watch has brought all")
+        assert all(known["default", "production", "a/1"] == last for known in at.book.after_steps if known)
+
+
 async def test_repeated_events_do_nothing() -> None:
     async with bench() as at:
         at.store.repeats = True

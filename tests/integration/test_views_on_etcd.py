@@ -271,7 +271,7 @@ async def test_after_the_grace_what_is_not_known_is_unknowable_and_says_so(etcd:
 
 
 async def test_a_key_that_another_node_holds_now_is_left_alone_by_a_node_that_was_cut_off(
-    etcd: WiredEtcd, store: EtcdStore
+    etcd: WiredEtcd, store: EtcdStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     key = "agents/default/production/moving/1"
     async with (
@@ -300,6 +300,7 @@ async def test_a_key_that_another_node_holds_now_is_left_alone_by_a_node_that_wa
                 assert known(one)["moving/1"] == known(other)["moving/1"] == taken.mod_revision if taken else 0
                 await reached(mesh, "moving")
                 assert await store.get(key) == taken
+                assert capsys.readouterr().out.count("agent replaced by another process") == 1
 
 
 @pytest.mark.parametrize("compacted", [True, False])
