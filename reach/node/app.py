@@ -31,8 +31,8 @@ from reach.adapters.peer_queries import PeerQueries
 from reach.core import returning
 from reach.core.lineage import LineageKeys
 from reach.core.rules import Rules
-from reach.core.state import State
 from reach.core.snapshots import SnapshotsUnavailable
+from reach.core.state import State
 from reach.core.store import Store, StoreUnavailable
 from reach.node.config import Config
 from reach.node.engine import Engine

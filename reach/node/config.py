@@ -238,3 +238,20 @@ def _check_registry(config: Config) -> None:
         path = getattr(config, name)
         if path and not os.access(path, os.R_OK):
             raise ConfigError(f"{name} is {path!r}, which cannot be read")
+
+
+def _check_snapshots(config: Config) -> None:
+    etcd = config.registry != "memory"
+    if config.snapshots == "directory" and not config.snapshots_dir:
+        raise ConfigError("snapshots is directory: say which by snapshots_dir")
+    if config.snapshots == "etcd" and not etcd:
+        raise ConfigError(f"snapshots is etcd and registry is {config.registry}: there is no etcd to keep them in")
+    if config.snapshots == "memory" and etcd:
+        raise ConfigError(
+            "snapshots is memory and the registry is etcd: no other node could read them; leave snapshots at auto"
+        )
+    if config.snapshots == "directory" and etcd and not config.snapshots_shared:
+        raise ConfigError(
+            "snapshots is directory and the registry is etcd: other nodes must see the same directory; if they do, say "
+            "snapshots_shared = true, else leave snapshots at auto"
+        )
