@@ -11,6 +11,7 @@ import contextlib
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -243,3 +244,55 @@ async def test_a_node_that_leaves_under_load_costs_nobody_a_request(nodes: NodeC
             assert {code: found.count(code) for code in set(found)} == {"OK": len(found)}
         runs = [int(run) for worker in workers for run in worker.runs()]
         assert sorted(runs) == list(range(len(calls)))
+
+
+async def test_the_only_agent_of_its_kind_is_not_missed_in_a_rolling_restart(nodes: NodeCluster) -> None:
+    agent_id = name("only")
+    with agent_process(nodes.url, agent_id) as worker:
+        async with callers(nodes) as meshes:
+            for mesh in meshes:
+                await usable(mesh, agent_id=agent_id)
+            codes: list[str] = []
+
+            async def ask(mesh: Mesh) -> None:
+                while not over.is_set():
+                    codes.append(await outcome(mesh, {"n": len(codes)}, agent_id=agent_id, timeout=10))
+                    await asyncio.sleep(0.01)
+
+            over = asyncio.Event()
+            asking = [asyncio.create_task(ask(mesh)) for mesh in meshes]
+            for node in nodes:
+                assert await node.end(signal.SIGTERM, 30) == 0
+                await node.restart()
+                await usable(meshes[0], agent_id=agent_id)
+            over.set()
+            await asyncio.gather(*asking)
+            assert {code: codes.count(code) for code in set(codes)} == {"OK": len(codes)}
+        assert len(worker.runs()) == len(codes)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+async def test_of_a_fleet_at_two_nodes_no_second_after_a_loss_brings_a_quarter(nodes: NodeCluster) -> None:
+    """K1: half of 500 links come from the killed node to the other one, over a while, and soon."""
+    count = 500
+    async with contextlib.AsyncExitStack() as links:
+        for begin in range(0, count, 50):
+            fleet = (make(f"fleet/{n}", nodes.url_from(n % 2), own_link=True) for n in range(begin, begin + 50))
+            await asyncio.gather(*(links.enter_async_context(agent) for agent in fleet))
+
+        async def there() -> float:
+            return await nodes[1].metric("reach_agents")
+
+        async def half() -> bool:
+            return await there() >= count / 2
+
+        await eventually(half, "they are there", limit_s=60)
+        nodes[0].kill()
+        began, seconds = time.monotonic(), [await there()]
+        while seconds[-1] < count:
+            assert time.monotonic() - began < 15
+            await asyncio.sleep(1)  # what is counted is what one second brings
+            seconds.append(await there())
+        arrived = [later - earlier for earlier, later in pairwise(seconds)]
+        assert max(arrived) < count / 4, arrived
