@@ -83,7 +83,7 @@ def unacknowledged(state: State, request: Request) -> None:
 
 def never_sent(state: State, request: Request) -> None:
     """The link was lost before the attempt was given to it: another instance at once, if there is one."""
-    if request.lane is not None or not _has_other(state, request):
+    if request.lane is not None or request.tied or not _has_other(state, request):
         return
     agent, attachment, item = request.agent, request.attachment, request.item
     if agent is None or attachment is None or item is None:

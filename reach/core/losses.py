@@ -52,7 +52,8 @@ def lost(state: State, request: Request, why: str, *, said_goodbye: bool = False
     """
     agent, item = request.agent, request.item
     assert agent is not None
-    if item is None or item.seq == 0 or (said_goodbye and not item.accepted and not item.doubtful):
+    never_given = item is None or item.seq == 0 or (said_goodbye and not item.accepted and not item.doubtful)
+    if never_given and not request.tied:
         error = failure(
             codes.CONNECT_FAILED,
             f"{agent.agent_id} was lost before the request was handed to it ({why}); nothing was started",
@@ -63,7 +64,7 @@ def lost(state: State, request: Request, why: str, *, said_goodbye: bool = False
         if not again.follows(state, request, Failed.CONNECT, error, over=True, tried=not said_goodbye):
             settle.fail(state, request, error)
         return
-    seen = "accepted" if item.accepted else "not acknowledged"
+    seen = "accepted" if item is not None and item.accepted else "not acknowledged"
     error = failure(
         codes.AGENT_LOST,
         f"{agent.agent_id} was lost ({why}); the request had been sent and {seen}, so it may have executed",
@@ -73,7 +74,7 @@ def lost(state: State, request: Request, why: str, *, said_goodbye: bool = False
     )
     if again.follows(state, request, Failed.LOST, error, over=gone):
         return
-    if request.attachment is not None:
+    if request.attachment is not None and item is not None:
         request.attachment.peer.link.withdraw(item)  # what the caller was told has ended must not begin later
     request.lost_at = request.lost_at or state.now  # should it answer after all, that answer is kept
     settle.answer_error(state, request, error)

@@ -229,7 +229,10 @@ def _to_who_has_it(state: State, inquiry: Inquiry, peer: object, item: Found.Ite
         request.retriable = request.idempotent and request.lane is None
         request.credit = credit.UNBOUNDED
         request.routed = "the agent that has it"
-        route.hand_over(state, request, Envelope.FromString(request.data), attachment, request.parent)
+        request.tied = True
+        envelope = Envelope.FromString(request.data)
+        envelope.resent = True
+        route.hand_over(state, request, envelope, attachment, request.parent)
     return True
 
 

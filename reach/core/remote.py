@@ -335,6 +335,11 @@ def _refused(state: State, request: Request, attachment: Attachment, why: Error)
         set_status(state, attachment, UNREACHABLE)
     elif why.code == codes.SHUTTING_DOWN:
         set_status(state, attachment, DRAINING)
+    if request.tied:  # it may have run at this process: wait for where that is now, like after a cut
+        request.lost_at = request.lost_at or state.now
+        request.forgotten = True
+        deadlines.reschedule(state, request)
+        return
     request.refusals += 1
     error = failure(
         why.code if why.code in (codes.OVERLOADED, codes.FENCED) else codes.CONNECT_FAILED,

@@ -158,6 +158,8 @@ class Request:
     """At the agent's home: the `AttemptState` that its end is told as; 0: as a reply."""
     forgotten = False
     """At the entry: the home that had accepted it was started anew."""
+    tied = False
+    """It was sent again to a process that had it already, and may have run it: nobody else can be given it."""
     relayed = False
     """It was given to the node that owns its message; `agent` stands for that node."""
     inquired = False

@@ -250,6 +250,8 @@ def hand_over(
         visiting.hand_over(state, request, envelope, attachment)
         return
     agent = attachment.agent
+    if envelope.resent and not request.tied:
+        envelope.resent = False  # by its caller, to this node; not to this agent
     if parent is not None and parent.hop_count:
         fault = loops.check_hop(parent.path, parent.hop_count, agent.agent_type, envelope.dedup_key, state.loop_limits)
         if fault is not None:

@@ -125,7 +125,8 @@ def _move_to(state: State, attachment: Attachment, peer: Peer) -> None:
 def resent(state: State, request: Request) -> bytes:
     """The request's envelope for another sending to the same process: not fresh, with the time that is left."""
     envelope = Envelope.FromString(request.data)
-    envelope.fresh = False
+    request.tied = True
+    envelope.fresh, envelope.resent = False, True
     envelope.timeout_ms = max(1, int((request.deadline - state.now) * 1000))
     return envelope.SerializeToString()
 

@@ -165,14 +165,13 @@ def _refusal(state: State, envelope: Envelope, agent: Agent, attachment: Attachm
         return failure(codes.SHUTTING_DOWN, f"node {node_id}, the home of {agent.agent_id}, is leaving")
     if state.unsettled >= state.rules.requests_in_flight_max:
         return failure(codes.OVERLOADED, f"node {node_id} has {state.unsettled} requests in flight, its limit")
-    if envelope.session_id:
-        return None
+    if envelope.session_id or envelope.resent:
+        return None  # sent to this process before: it may have it in its table, and counts its slots by itself
     if agent.status not in (HEALTHY, DEGRADED) or not attachment.peer.connected:
         return failure(codes.NO_AGENT_AVAILABLE, f"{agent.agent_id} cannot be given work now", agent_id=agent.agent_id)
     if agent.saturated:
         return failure(codes.OVERLOADED, f"the link of {agent.agent_id} takes nothing more", agent_id=agent.agent_id)
-    # A message that was sent before may be in the agent's table, and takes no slot then; the SDK counts by itself.
-    if agent.has_slot or not envelope.fresh or _tree_holds(envelope, agent, attachment):
+    if agent.has_slot or _tree_holds(envelope, agent, attachment):
         return None
     return failure(codes.OVERLOADED, f"every slot of {agent.agent_id} is taken", agent_id=agent.agent_id)
 

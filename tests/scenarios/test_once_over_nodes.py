@@ -192,3 +192,46 @@ def test_a_cancel_goes_through_the_owner_to_the_agent() -> None:
     caller.cancel(name)
     assert agent.cancels and caller.error_of(name).code == codes.CANCELLED
     cores.assert_settled()
+
+
+def test_what_is_sent_again_to_a_process_that_may_have_run_it_goes_to_nobody_else() -> None:
+    cores = Cores(3)
+    entry, home, other = cores.nodes
+    agent = home.agent("echo/1")
+    caller = entry.caller()
+    name = caller.request(timeout_ms=20_000)
+    assert agent.has(name)
+    cores.kill(home)
+    idle = entry.agent("echo/2")
+    again = other.process("echo-1")
+    again.incarnation = agent.incarnation
+    again.answers_probes = False  # it is attached, and cannot be given new work yet
+    again.forget()
+    again.connect(*agent.agents.values())
+    cores.advance(1.0)
+    assert again.has(name) and not idle.has(name)
+    again.answer(name, "by who had it")
+    assert caller.text_of(name) == "by who had it"
+
+
+def test_it_is_lost_and_not_run_elsewhere_if_that_process_leaves_before_it_gets_it_again() -> None:
+    cores = Cores(3)
+    entry, home, other = cores.nodes
+    agent = home.agent("echo/1")
+    caller = entry.caller()
+    name = caller.request(timeout_ms=20_000)
+    cores.kill(home)
+    idle = entry.agent("echo/2")
+    cores.cut(entry, other)
+    again = other.process("echo-1")
+    again.incarnation = agent.incarnation
+    again.forget()
+    again.connect(*agent.agents.values())
+    cores.advance(1.0)
+    assert not again.has(name)
+    again.leave()
+    cores.link(entry, other)
+    cores.advance(12.0)
+    error = caller.error_of(name)
+    assert error.code == codes.AGENT_LOST and error.may_have_executed
+    assert not idle.has(name)
