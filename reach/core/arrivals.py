@@ -95,6 +95,8 @@ def _checked(state: State, peer: Peer, attach: pb.Attach) -> Attaching:
     former = state.directory.get(record.tenant, record.env, record.agent_id)
     if error is None:
         error = _ownership_fault(state, peer, record, former)
+    if error is None:
+        error = _succeeded_fault(record, former)
     if former is not None and takeover.attached_elsewhere(former):
         former = None  # it comes from another node: the store says whether it may
     if error is None and (former is None or former.incarnation != peer.incarnation):
@@ -122,6 +124,15 @@ def _ownership_fault(state: State, peer: Peer, record: AgentRecord, former: Agen
     if who == peer.who:
         return None
     return failure(codes.PERMISSION_DENIED, f"{record.agent_id} is registered by somebody else")
+
+
+def _succeeded_fault(record: AgentRecord, former: Agent | None) -> Error | None:
+    """A process that is leaving, and dials again, does not take its agent_id back from its successor."""
+    if record.status != DRAINING or former is None or former.incarnation == record.incarnation:
+        return None
+    if former.status == DRAINING:
+        return None
+    return failure(codes.REJECTED, f"another process serves {record.agent_id} already, and this one is leaving")
 
 
 def _room_fault(state: State, peer: Peer) -> Error | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from agentreach.v1 import error_pb2 as codes
+from agentreach.v1.registry_pb2 import DRAINING
 from agentreach.wire.link import Link
 from agentreach.wire.outbox import Item
 from reach.core import health
-from tests.support.core import CoreMesh
+from tests.support.core import CoreMesh, record
 from tests.support.cores import Cores
 
 
@@ -57,3 +59,22 @@ def test_what_was_withdrawn_from_a_link_that_began_anew_is_not_overdue() -> None
     with core.step() as state:
         health.look_for_overdue(state, echo)
     assert not echo.agent.saturated
+
+
+def test_a_process_that_leaves_and_dials_again_does_not_take_its_agent_id_from_its_successor() -> None:
+    cores = Cores(2)
+    one, two = cores.nodes
+    successor = one.agent("echo/1")
+    for core in (one, two):
+        former = core.process(f"former at {core.node_id}", record("echo/1", status=DRAINING))
+        assert [each.error.code for each in former.welcome.agents] == [codes.REJECTED]
+    message = two.caller().request()
+    assert successor.has(message)
+
+
+def test_a_process_that_leaves_may_dial_again_while_nobody_else_has_its_agent_id() -> None:
+    core = CoreMesh()
+    former = core.process("former", record("echo/1", status=DRAINING))
+    assert not former.welcome.agents[0].HasField("error")
+    last = core.process("last", record("echo/1", status=DRAINING))
+    assert not last.welcome.agents[0].HasField("error")
