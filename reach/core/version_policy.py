@@ -39,21 +39,27 @@ class VersionPolicy:
     version: int
     """Of the policy itself: the revision at which it was written."""
 
-    def order(self, point: float, allowed: str) -> list[str]:
-        """The versions to try: the one drawn by `point` (0 up to 1) first, then the others, the heaviest first.
+    def drawn(self, point: float, allowed: str = "") -> str:
+        """The version that `point` (0 up to 1) falls on, among those that satisfy `allowed` (a version or a range).
 
-        Only those that `allowed` (a version, a range, or nothing) is satisfied by; empty if it is by none.
+        Empty if none does.
         """
         shares = [share for share in self.shares if version_matches(allowed, share[0])] if allowed else self.shares
-        left = point * sum(weight for _, weight in shares)
-        drawn = ""
+        left = point * sum([weight for _, weight in shares])
         for version, weight in shares:
             left -= weight
             if left < 0:
-                drawn = version
-                break
-        rest = sorted((share for share in shares if share[0] != drawn), key=lambda share: -share[1])
-        return ([drawn] if drawn else []) + [version for version, _ in rest]
+                return version
+        return max(shares, key=_weight)[0] if shares else ""
+
+    def others(self, drawn: str, allowed: str = "") -> list[str]:
+        """Where it falls back to, the heaviest first."""
+        ordered = sorted(self.shares, key=_weight, reverse=True)
+        return [version for version, _ in ordered if version != drawn and version_matches(allowed, version)]
+
+
+def _weight(share: tuple[str, int]) -> int:
+    return share[1]
 
 
 Policies = Mapping[tuple[str, str], VersionPolicy]
@@ -99,20 +105,23 @@ def pick(
         first = choose(pool, True)
         agent_type = first.agent_type if first is not None else ""
     policy = policies.get((selector.env, agent_type))
-    versions = policy.order(point, selector.version) if policy is not None else None
-    if not versions:
+    wanted = policy.drawn(point, selector.version) if policy is not None else ""
+    if policy is None or not wanted:
         return Picked(first or choose(pool, True))
-    weak: Picked | None = None
-    for version in versions:
+    agent = choose(_of_version(directory, pool, agent_type, wanted), False)
+    if agent is not None and agent.status == HEALTHY:
+        return Picked(agent, wanted, wanted)
+    weak = None if agent is None else Picked(agent, wanted, wanted)
+    for version in policy.others(wanted, selector.version):
         agent = choose(_of_version(directory, pool, agent_type, version), False)
         if agent is not None and agent.status == HEALTHY:
-            return Picked(agent, versions[0], version)
+            return Picked(agent, wanted, version)
         if agent is not None and weak is None:
-            weak = Picked(agent, versions[0], version)
+            weak = Picked(agent, wanted, version)
     anybody = choose(pool, True)
     if weak is not None and (anybody is None or anybody.status != HEALTHY):
         return weak
-    return Picked(anybody, versions[0])
+    return Picked(anybody, wanted)
 
 
 def point_of(key: str | bytes) -> float:

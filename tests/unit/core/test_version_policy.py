@@ -81,9 +81,9 @@ class TestWhoGetsIt:
     def test_a_point_draws_the_same_version_each_time_and_growing_a_share_moves_few(self) -> None:
         few, more = policy(v1_0=95, v2_0=5), policy(v1_0=50, v2_0=50)
         points = [point_of(f"session-{number}") for number in range(2_000)]
-        before = [few.order(point, "")[0] for point in points]
-        after = [more.order(point, "")[0] for point in points]
-        assert before == [few.order(point_of(f"session-{number}"), "")[0] for number in range(2_000)]
+        before = [few.drawn(point) for point in points]
+        after = [more.drawn(point) for point in points]
+        assert before == [few.drawn(point_of(f"session-{number}")) for number in range(2_000)]
         assert 50 < before.count("2.0") < 160
         assert all(late == "2.0" for early, late in zip(before, after, strict=True) if early == "2.0")
 
