@@ -15,7 +15,7 @@ from agent_sdk.run import IDLE_TIMEOUT_S
 from agentreach.aio.options import CLIENT_OPTIONS, SERVER_OPTIONS
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.wire import limits
-from reach.core import agents, balance, lineage
+from reach.core import agents, balance, drains, lineage
 from reach.core.profiles import PROFILES
 from reach.core.rules import Rules
 from reach.core.stats import BUCKETS_S
@@ -94,6 +94,7 @@ def test_the_sdks_numbers() -> None:
     assert connecting.CONNECT_TIMEOUT_S == 5
     assert agent.DRAIN_TIMEOUT_S == 55
     assert IDLE_TIMEOUT_S == 30
-    assert redial.SAME_NODE_S == 1
+    assert (redial.SAME_NODE_S, redial.SPREAD_S, redial.CAP_S) == (1, 2.5, 4.8)
+    assert drains.MOVE_S == 2 * redial.SPREAD_S, "the node waits for all who come spread over time"
     assert standing.POOL_THREADS == 32
     assert watch.SLOW_S == 0.1
