@@ -65,7 +65,8 @@ def arrive(state: State, peer: Peer, attaches: Iterable[pb.Attach], *, with_welc
         if each.agent is not None and each.attachment is None:
             new += 1
             _claim(state, peer, each.agent, 1)
-    if new:
+    in_line = peer.arriving and not with_welcome  # answers come in the order of the attaches
+    if new or in_line:
         state.effects.append(RegisterAgents(peer, arrival))
     else:
         registered(state, peer, arrival)

@@ -20,7 +20,7 @@ from agentreach.v1.frame_pb2 import Goodbye
 from agentreach.v1.mesh_pb2 import PublishReply
 from agentreach.wire import limits
 from agentreach.wire.payload import Form
-from reach.core import arrivals, credit, departures, drains, events, gathered, links, mesh, redriving, takeover
+from reach.core import arrivals, credit, departures, drains, events, gathered, links, mesh, nodes, redriving, takeover
 from reach.core.agents import Agent
 from reach.core.calls import Call
 from reach.core.effects import (
@@ -179,7 +179,7 @@ class Engine(Steering):
                 if isinstance(peer.stream, Carrier):
                     peer.stream.finish(flush=not peer.link.overrun and peer.connected)
             case RegisterAgents(peer, arrival):
-                self._registry.register(arrival, lambda: self._registered(peer, arrival))
+                self._registry.register(arrival, lambda: self._registered(peer, arrival), peer.link_id)
             case DeregisterAgent():
                 self._registry.deregister(effect)
             case Forwarding():
@@ -352,12 +352,12 @@ class Engine(Steering):
         with self.step() as state:
             # First every agent, so that whoever still waits is told; a caller's link that ended first would have its
             # requests cancelled, and the caller, who never wanted that, would send them again: a second run.
-            for peer in list(state.peers.values()):
-                for attachment in list(peer.attachments.values()):
-                    departures.dismiss(state, attachment, f"node {state.rules.node_id} is leaving")
+            for attachment in [each for peer in state.peers.values() for each in peer.attachments.values()]:
+                departures.dismiss(state, attachment, f"node {state.rules.node_id} is leaving")
         with self.step() as state:
             for peer in list(state.peers.values()):
                 links.farewell(state, peer, Goodbye.SHUTDOWN, f"node {state.rules.node_id} is leaving")
+            nodes.farewell(state)
 
     async def close(self) -> None:
         """Stop the timers and tasks."""

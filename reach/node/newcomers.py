@@ -29,29 +29,38 @@ FORWARD_BYTES_MAX = 192 << 10
 ASK_S = 3.0  # a leader answers in milliseconds; one that is frozen is given up by its link within 8 s
 ASK_AGAIN_S = 0.25  # after a failure, unless another leader is known before
 BESIDE_KNOWN_S = 0.5
-"""Of a process whose other agents are known, newcomers hold up the welcome only so long; the SDK brings them again."""
+"""Newcomers hold up what their process is told of its known agents only so long; the SDK brings them again."""
 TOO_LATE_S = 20.0
 """After this nothing that was forwarded is written any more: a link's window (10 s), and a store's call (5 s)."""
 
 
 @dataclass(slots=True, eq=False)
 class Registering:
-    """The agents of one arrival that are to be written, and whom to tell when each has its generation or its error."""
+    """The agents of one arrival that are to be written, and whom to tell when each has its generation or its error.
+
+    A link is told in the order in which it asked (contract.md), but for a welcome, which is the first on its stream.
+    """
 
     left: deque[Attaching]
     """Those that do not wait for the leader."""
     done: Callable[[], None]
     deadline: float
+    line: deque[Registering]
+    """What the same link has asked and was not told yet, this included."""
+    welcomes: bool = False
     known_since: float = float("inf")
-    """When the first of its agents was found to be known already."""
+    """Since when agents that are known wait for those of this arrival that are not."""
     open: int = 0
 
     @classmethod
-    def of(cls, arrival: Arrival, done: Callable[[], None], deadline: float) -> Registering:
-        """Of all new agents of the arrival."""
+    def of(cls, arrival: Arrival, done: Callable[[], None], deadline: float, line: deque[Registering]) -> Registering:
+        """Of all new agents of the arrival; the last in the line."""
         left = deque(each for each in arrival.agents if each.agent is not None and each.attachment is None)
         some_known = any(each.attachment is not None for each in arrival.agents)
-        return cls(left, done, deadline, boot_time() if some_known else float("inf"), len(left))
+        known_since = boot_time() if some_known else float("inf")
+        made = cls(left, done, deadline, line, arrival.with_welcome, known_since, len(left))
+        line.append(made)
+        return made
 
     def take(self, each: Attaching) -> None:
         """It is not left any more."""
@@ -63,8 +72,18 @@ class Registering:
     def settled(self) -> None:
         """One more of its agents has its generation or its error."""
         self.open -= 1
-        if not self.open:
+        self.tell()
+
+    def tell(self) -> None:
+        """Tell the link whatever it can be told now."""
+        if self.welcomes and not self.open:
+            self.line.remove(self)
             self.done()
+        while self.line and not self.line[0].open:
+            self.line.popleft().done()
+        if not self.open and self in self.line:
+            for earlier in self.line:
+                earlier.known_since = min(earlier.known_since, boot_time())
 
     def refuse(self, each: Attaching, why: str) -> None:
         """There is no more time to register this one."""

@@ -12,6 +12,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Container, Sequence
+from weakref import WeakValueDictionary
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -84,6 +85,8 @@ class Registrar:
         self._newcomers = Newcomers(
             admission, self._shards, admitted=self._written, known=self._known, in_doubt=self._in_doubt
         )
+        self._lines: WeakValueDictionary[str, deque[Registering]] = WeakValueDictionary()
+        """By link: what it has asked and was not told yet."""
         self._queue: deque[Registering | DeregisterAgent] = deque()
         self._work = asyncio.Event()
         self.overtaken: Callable[[Change], None] = self.changed
@@ -98,13 +101,16 @@ class Registrar:
 
     # ---- asked by the engine ----
 
-    def register(self, arrival: Arrival, done: Callable[[], None]) -> None:
+    def register(self, arrival: Arrival, done: Callable[[], None], link_id: str = "") -> None:
         """Write the new agents of an arrival; `done` is called when each has its generation or its error.
 
-        At the latest `register_wait_s` from now, then with REGISTRY_UNAVAILABLE.
+        At the latest `register_wait_s` from now, then with REGISTRY_UNAVAILABLE; for one link in the order of asking.
         """
-        self._queue.append(Registering.of(arrival, done, boot_time() + self._register_wait_s))
+        line = self._lines.setdefault(link_id, deque()) if link_id else deque()
+        registering = Registering.of(arrival, done, boot_time() + self._register_wait_s, line)
+        self._queue.append(registering)
         self._work.set()
+        registering.tell()  # there may be nothing to write
 
     def deregister(self, effect: DeregisterAgent) -> None:
         """Delete an agent's key if it is still of that attachment."""

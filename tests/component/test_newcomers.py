@@ -63,11 +63,17 @@ class Node:
         record.node_id, record.incarnation = self.node_id, process
         return Agent.from_record(record)
 
-    async def register(self, *names: str) -> list[Attaching]:
+    async def register(self, *names: str, link_id: str = "", told: list[str] | None = None) -> list[Attaching]:
         """Register agents of these ids in one arrival, and wait for the answer."""
         arrival = Arrival([Attaching(name, self.agent(name)) for name in names])
         done = asyncio.Event()
-        self.registrar.register(arrival, done.set)
+
+        def answered() -> None:
+            done.set()
+            if told is not None:
+                told.extend(names)
+
+        self.registrar.register(arrival, answered, link_id)
         async with asyncio.timeout(LIMIT_S):
             await done.wait()
         return arrival.agents
@@ -241,6 +247,26 @@ async def test_newcomers_do_not_hold_up_the_known_of_the_same_process() -> None:
         assert generation(known) == (await made.keys())["known/1"].mod_revision
         assert new.error is not None and new.error.retryable
         assert new.error.code == codes.REGISTRY_UNAVAILABLE
+
+
+async def test_a_link_is_told_in_the_order_in_which_it_asked_and_not_late() -> None:
+    async with mesh(True, False) as (_, (first, second)):
+        await first.register("known/1")
+        told: list[str] = []
+        asked = [["new/1"], ["known/1"], [], ["new/2"]]
+        await asyncio.gather(*(second.register(*names, link_id="a link", told=told) for names in asked))
+        assert told == ["new/1", "known/1", "new/2"]
+        first.election.resign()
+        told.clear()
+        began = boot_time()
+        others = asyncio.create_task(second.register("other/1", link_id="another link"))
+        (new,), (known,) = await asyncio.gather(
+            *(second.register(name, link_id="a link", told=told) for name in ("new/3", "known/1"))
+        )
+        assert told == ["new/3", "known/1"] and boot_time() - began < newcomers.BESIDE_KNOWN_S + PROMPT_S
+        assert generation(known) and new.error is not None and new.error.retryable
+        assert not others.done(), "it has nobody to hold up"
+        await others
 
 
 async def test_of_two_that_come_under_one_name_at_once_the_second_takes_over_and_the_first_is_told() -> None:

@@ -82,6 +82,11 @@ class Acts:
             while not holds(self.all):
                 await self._follower.until(len(self._follower.seen) + 1)
 
+    async def more(self, number: int) -> None:
+        """Wait for so many acts more."""
+        enough = len(self.all) + number
+        await self.until(lambda acts: len(acts) >= enough)
+
 
 @contextlib.asynccontextmanager
 async def recorded(store: Store) -> AsyncIterator[Acts]:

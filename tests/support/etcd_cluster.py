@@ -206,7 +206,7 @@ class WiredEtcd(EtcdCluster):
         """Where the others dial a member: each connection goes to the wire of whoever dialled."""
 
         def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            dialled = _owner(writer.get_extra_info("peername")[1], self.members)
+            dialled = _owner(writer.get_extra_info("peername")[1], writer.get_extra_info("sockname")[1], self.members)
             if dialled is None:  # it has ended meanwhile
                 writer.transport.abort()
             else:
@@ -261,20 +261,25 @@ async def _opened(to: str) -> FaultProxy:
 
 
 async def _close(wires: Iterable[FaultProxy]) -> None:
-    for wire in wires:
-        await wire.close()
+    for _ in range(2):  # what is just being accepted while the first round closes is a relay in the second
+        for wire in wires:
+            await wire.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if others:
+            await asyncio.wait(others, timeout=1)
+    await asyncio.sleep(0)  # a transport that was aborted is gone a turn later
 
 
 def _text(base64_key: str) -> str:
     return base64.b64decode(base64_key).decode()
 
 
-def _owner(port: int, members: Iterable[EtcdMember]) -> EtcdMember | None:
-    """The member that has a connection from this loopback port."""
-    local = f"0100007F:{port:04X}"
+def _owner(port: int, door: int, members: Iterable[EtcdMember]) -> EtcdMember | None:
+    """The member that has a connection from this loopback port to that one: to others it may have one as well."""
+    ends = [f"0100007F:{port:04X}", f"0100007F:{door:04X}"]
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
-        if fields[1] == local:
+        if fields[1:3] == ends:
             socket = f"socket:[{fields[9]}]"
             break
     else:
