@@ -246,6 +246,17 @@ def end(state: State, node: NodePeer, code: pb.Goodbye.Code.ValueType, reason: s
     node.token = b""
 
 
+def farewell(state: State) -> None:
+    """This node leaves, and all that can be said to others has been: tell them that nothing more will come."""
+    goodbye = Signal(goodbye=pb.Goodbye(code=pb.Goodbye.SHUTDOWN, reason=f"node {state.rules.node_id} is leaving"))
+    for node in state.nodes.values():
+        if node.connected and not node.closing:
+            node.closing = True
+            node.link.signal(goodbye)
+            state.woken.add(node)
+            state.effects.append(EndStream(node))
+
+
 def said_goodbye(state: State, node: NodePeer, message: pb.Goodbye) -> None:
     """The other node leaves, or cannot go on with this link."""
     name = pb.Goodbye.Code.Name(message.code) if message.code in pb.Goodbye.Code.values() else str(message.code)

@@ -122,6 +122,7 @@ async def running(config: Config) -> AsyncIterator[Node]:
         server.set_serving(False)
         parts.resign()
         await engine.drain(_leave_within_s(engine, config))
+        await parts.parted()
     finally:
         if duties is not None:
             duties.cancel()

@@ -246,10 +246,22 @@ class NodeLinks:
         self._transport = transport
         self._changed = asyncio.Event()
         self._dialling: dict[str, asyncio.Task[None]] = {}
+        self._leaving = False
 
     def changed(self) -> None:
         """Nodes came, went, or have other addresses."""
         self._changed.set()
+
+    async def left(self) -> None:
+        """This node has said goodbye: wait, within a limit, until it was heard on the streams that were dialled here.
+
+        To cancel them before would cut them short.
+        """
+        self._leaving = True
+        nodes_linked = [node for node in self._engine.state.nodes.values() if node.connected]
+        heard = [task for node in nodes_linked if (task := self._dialling.get(node.node_id)) is not None]
+        if heard:
+            await asyncio.wait(heard, timeout=GOODBYE_TIMEOUT_S)
 
     async def run(self) -> None:
         """Keep the links until cancelled."""
@@ -278,14 +290,14 @@ class NodeLinks:
 
     async def _keep(self, node: NodePeer) -> None:
         failures = 0
-        while node.address and self._engine.state.nodes.get(node.node_id) is node:
+        while node.address and self._engine.state.nodes.get(node.node_id) is node and not self._leaving:
             began = asyncio.get_running_loop().time()
             try:
                 why = await self._once(node)
             except Exception as fault:  # one link's fault is neither the node's nor another link's
                 log.exception("a node link failed; it is dialled again", node=node.node_id)
                 why = f"a fault of this node: {type(fault).__name__}"
-            if node.node_id not in self._engine.state.nodes:
+            if node.node_id not in self._engine.state.nodes or self._leaving:
                 break
             lived_s = asyncio.get_running_loop().time() - began
             failures = 0 if lived_s > REDIAL_MOST_S else failures + 1

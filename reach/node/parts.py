@@ -87,6 +87,10 @@ class Parts:
         """Lead no more."""
         self._election.resign()
 
+    async def parted(self) -> None:
+        """Wait, within a limit, until other nodes have heard the goodbye that draining ends with."""
+        await self._node_links.left()
+
     async def leave(self) -> None:
         """Take the node, and what it registered, out of the registry. `run` must have ended."""
         await asyncio.gather(self._registrar.stop(), self._election.stop())
