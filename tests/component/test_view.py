@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
@@ -14,15 +14,12 @@ from hypothesis import strategies as st
 from agentreach.v1.admin_pb2 import NodeRecord
 from agentreach.v1.registry_pb2 import AgentRecord
 from reach.adapters.memory_store import MemoryStore
-from reach.core.state import State
-from reach.core.store import Change, Delete, Operation, Put
+from reach.core.store import Change, Delete, Put
 from reach.node import contact, view
-from reach.node.contact import Contact
 from reach.node.view import STEP_CHANGES, View
-from tests.support.core import CoreMesh
+from tests.support.views import OWN, Agents, Book, OwnKeys, all_were_true, key_of, put_agent, truth
 
 LIMIT_S = 10.0
-OWN = NodeRecord(node_id="n1", address="127.0.0.1:1")
 
 
 class LossyStore(MemoryStore):
@@ -49,73 +46,6 @@ class LossyStore(MemoryStore):
                 former = batch or former
 
 
-Agents = dict[tuple[str, str, str], int]
-
-
-@dataclass
-class Book:
-    """What the core would know: it takes the calls as `reach.core.remote` does, and notes what it knew after steps."""
-
-    agents: Agents = field(default_factory=dict)
-    """The generation of each."""
-    nodes: dict[str, str] = field(default_factory=dict)
-    calls: int = 0
-    most_calls: int = 0
-    """Of one step."""
-    after_steps: list[Agents] = field(default_factory=list)
-    state: State = field(default_factory=lambda: CoreMesh().state)
-
-    @contextlib.contextmanager
-    def step(self) -> Iterator[State]:
-        """As the engine's."""
-        before = self.calls
-        yield self.state
-        self.most_calls = max(self.most_calls, self.calls - before)
-        if self.after_steps[-1:] != [self.agents]:
-            self.after_steps.append(dict(self.agents))
-
-    def agent_seen(self, state: State, record: AgentRecord, generation: int, /) -> None:
-        """See `Remote`."""
-        self.calls += 1
-        assert record.node_id != OWN.node_id and record.generation == generation
-        key = (record.tenant, record.env, record.agent_id)
-        if self.agents.get(key, 0) < generation:
-            self.agents[key] = generation
-
-    def agent_gone(self, state: State, tenant: str, env: str, agent_id: str, generation: int, /) -> None:
-        """See `Remote`."""
-        self.calls += 1
-        key = (tenant, env, agent_id)
-        if self.agents.get(key, generation + 1) <= generation:
-            del self.agents[key]
-
-    def node_seen(self, state: State, record: NodeRecord, /) -> None:
-        """See `Remote`."""
-        self.nodes[record.node_id] = record.address
-
-    def node_gone(self, state: State, node_id: str, /) -> None:
-        """See `Remote`."""
-        del self.nodes[node_id]
-
-
-class OwnKeys:
-    """What the registrar would hear."""
-
-    def __init__(self) -> None:
-        self.contact = Contact()
-        self.heard: list[Change] = []
-        self.listings = 0
-        self.overtaken: Callable[[Change], None] = self.heard.append
-
-    def listed(self) -> None:
-        """See `view.OwnKeys`."""
-        self.listings += 1
-
-    def changed(self, change: Change) -> None:
-        """See `view.OwnKeys`."""
-        self.heard.append(change)
-
-
 @dataclass
 class Bench:
     """A view at work on `store`, and `other`: a connection to the same state that never fails."""
@@ -128,7 +58,7 @@ class Bench:
 
     async def put(self, name: str, node_id: str = "n2", **more: str) -> int:
         """Register an agent as another node does."""
-        return (await self.other.txn([], [put(name, node_id, **more)])).revision
+        return (await self.other.txn([], [put_agent(name, node_id, **more)])).revision
 
     async def delete(self, name: str) -> None:
         """Let an agent's key vanish."""
@@ -136,11 +66,7 @@ class Bench:
 
     async def truth(self) -> Agents:
         """What the core should know of other nodes' agents."""
-        return {
-            (record.tenant, record.env, record.agent_id): item.mod_revision
-            for item in (await self.other.list("agents/")).items
-            if (record := AgentRecord.FromString(item.value)).node_id != OWN.node_id
-        }
+        return await truth(self.other)
 
     async def until(self, holds: Callable[[], bool], what: str) -> None:
         """Wait until it holds."""
@@ -157,15 +83,6 @@ class Bench:
             return self.book.agents == await self.truth()
 
         await eventually(equal, f"the view is true: {self.book.agents}")
-
-
-def key_of(name: str) -> str:
-    return f"agents/default/production/{name}"
-
-
-def put(name: str, node_id: str = "n2", **more: str) -> Operation:
-    record = AgentRecord(agent_id=name, tenant="default", env="production", node_id=node_id, **more)  # type: ignore[arg-type]
-    return Put(key_of(name), record.SerializeToString())
 
 
 @contextlib.asynccontextmanager
@@ -194,7 +111,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_what_other_nodes_register_write_again_and_delete_is_told_and_what_this_node_does_is_not() -> None:
     store = LossyStore()
-    await store.txn([], [put("early/1"), Put("nodes/n2", NodeRecord(node_id="n2", address="a:2").SerializeToString())])
+    await store.txn(
+        [], [put_agent("early/1"), Put("nodes/n2", NodeRecord(node_id="n2", address="a:2").SerializeToString())]
+    )
     async with bench(store) as at:
         assert at.book.agents == await at.truth() and len(at.book.agents) == 1  # before it is run
         assert at.book.nodes == {"n2": "a:2"}
@@ -321,7 +240,7 @@ async def test_records_that_cannot_be_read_are_logged_once_and_left_out(capsys: 
         elsewhere = AgentRecord(agent_id="x/1", tenant="default", env="production", node_id="n2").SerializeToString()
         await at.other.txn([], [Put("agents/oops", elsewhere), Put(key_of("y/1"), elsewhere)])
         await at.other.txn([], [Put("nodes/n9", b"\xff\xff"), Put("nodes/n8", b"")])
-        await at.other.txn([], [put("nobodys/1", node_id="")])
+        await at.other.txn([], [put_agent("nobodys/1", node_id="")])
         last = await at.put("last/1")
         await at.until(lambda: len(at.book.agents) == 2, "the view goes on")
         assert set(at.book.agents.values()) == {good, last} and not at.book.nodes
@@ -339,7 +258,7 @@ async def test_a_store_that_went_back_in_time_is_the_truth_all_the_same() -> Non
             await at.put(f"a/{number}")
         await at.until_true()
         restored = MemoryStore(first_revision=1_000)  # from a backup: its revisions are smaller
-        await restored.txn([], [put("a/1", version="old")])
+        await restored.txn([], [put_agent("a/1", version="old")])
         at.store._state.keys = restored._state.keys
         at.store._state.changed()
         await at.until_true()
@@ -349,7 +268,7 @@ async def test_a_store_that_went_back_in_time_is_the_truth_all_the_same() -> Non
 async def test_ten_thousand_agents_are_applied_in_parts_between_which_the_loop_turns() -> None:
     store = LossyStore()
     for at in range(0, 10_000, 100):
-        await store.txn([], [put(f"many/{number}") for number in range(at, at + 100)])
+        await store.txn([], [put_agent(f"many/{number}") for number in range(at, at + 100)])
     async with bench(store) as bench_:
         assert len(bench_.book.agents) == 10_000 and bench_.book.most_calls <= STEP_CHANGES
         turns = 0
@@ -409,8 +328,7 @@ async def _play(script: list[tuple[str, str, str]]) -> None:
         at.store.set_available(True)
         await at.until_true()
         if not lost:  # a watch that loses changes may show what never was, until it is found out
-            remaining = iter(truths)
-            assert all(any(known == truth for truth in remaining) for known in at.book.after_steps)
+            assert all_were_true(at.book, truths)
 
 
 async def _do(at: Bench, what: str, name: str, node_id: str) -> None:
