@@ -877,9 +877,12 @@ class SessionReady(_message.Message):
     SESSION_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.str
     session_id: _builtins.str
     epoch: _builtins.int
+    held: _builtins.bool
+    """it had the session under this epoch already"""
     @_builtins.property
     def error(self) -> _error_pb2.Error: ...
     def __init__(
@@ -889,10 +892,11 @@ class SessionReady(_message.Message):
         session_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
         error: _error_pb2.Error | None = ...,
+        held: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "epoch", b"epoch", "error", b"error", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "epoch", b"epoch", "error", b"error", "held", b"held", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
