@@ -100,6 +100,7 @@ def _send_forgotten(state: State, attachment: Attachment) -> None:
     for request in list(attachment.attempts.values()):
         if request.forgotten and request.stage is not Stage.SETTLED:
             request.forgotten, request.lost_at = False, 0.0
+            request.repeats = request.items
             peer = attachment.peer
             request.item = peer.link.put_bytes(takeover.resent(state, request), state.now, request.priority)
             state.woken.add(peer)
@@ -203,6 +204,7 @@ def move_requests(state: State, old: Attachment, new: Attachment) -> None:
         request.agent, request.attachment = new.agent, new
         new.attempts[request.number] = request
         request.item = new.peer.link.put_bytes(takeover.resent(state, request), state.now, request.priority)
+        request.repeats = request.items
         request.lost_at = 0.0
         request.forgotten = False
         request.note("sent again", state.now, f"{new.agent.agent_id} moved to node {new.agent.node_id}")

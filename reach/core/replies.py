@@ -61,6 +61,11 @@ def _answered(state: State, peer: Peer, envelope: Envelope) -> Request | None:
 
 
 def _item(state: State, request: Request, envelope: Envelope) -> None:
+    if request.repeats:
+        if request.repeats == request.items and request.attachment is not None:
+            credit.grant_again(state, request.attachment)  # only now its home knows the request
+        request.repeats -= 1
+        return
     number = request.items
     now = state.now
     if number >= request.credit:

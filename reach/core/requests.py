@@ -97,6 +97,8 @@ class Request:
     items = 0
     """Items of a streamed reply so far."""
     items_at = 0.0
+    repeats = 0
+    """Items that come once more: the agent begins again with all that it keeps, because it has moved."""
     credit: int
     """Items that all who wait will take: what the agent was told."""
     epoch = 0

@@ -138,6 +138,10 @@ def _open(state: State, port: NodePort, envelope: Envelope, key: MessageKey, lef
     port.node.visiting[port.entry] = port
     request.node_made_id = True  # its outcome is its entry's to keep
     request.retriable = False
+    if envelope.resent:
+        request.credit = (
+            credit.UNBOUNDED
+        )  # the items that the agent keeps come all at once; the entry has told how many
     return request
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from agentreach.v1 import error_pb2 as codes
+from agentreach.v1.frame_pb2 import Signal, StreamCredit
 from agentreach.v1.registry_pb2 import DRAINING
 from agentreach.wire.link import Link
 from agentreach.wire.outbox import Item
 from reach.core import health
-from tests.support.core import CoreMesh, record
+from tests.support.core import CoreMesh, Process, record
 from tests.support.cores import Cores
 
 
@@ -78,3 +79,34 @@ def test_a_process_that_leaves_may_dial_again_while_nobody_else_has_its_agent_id
     assert not former.welcome.agents[0].HasField("error")
     last = core.process("last", record("echo/1", status=DRAINING))
     assert not last.welcome.agents[0].HasField("error")
+
+
+def test_items_of_a_streamed_reply_that_come_again_from_a_new_home_are_not_given_twice() -> None:
+    cores = Cores(3)
+    entry, home, other = cores.nodes
+    agent, caller = home.agent("echo/1"), entry.caller()
+    message = caller.request(timeout_ms=20_000)
+    for number in range(100):
+        agent.answer(message, f"item {number}", more=True)
+        take(caller, message, number + 65)
+    cores.kill(home)
+    again = other.process("echo-1")
+    again.incarnation = agent.incarnation
+    again.forget()
+    again.connect(*agent.agents.values())
+    cores.advance(1.0)
+    for number in range(130):  # all that it keeps, and more
+        again.answer(message, f"item {number}", more=True)
+    again.answer(message, "end")
+    texts = [reply.payload.text for reply in caller.replies_to(message)]
+    assert texts == [*(f"item {number}" for number in range(130)), "end"]
+    assert [reply.sequence for reply in caller.replies_to(message)] == list(range(131))
+    assert max(signal.stream_credit.up_to for signal in again.got_signals("stream_credit")) == 164
+    cores.assert_settled()
+
+
+def take(caller: Process, message: str, up_to: int) -> None:
+    """The caller takes so many items."""
+    entry = caller.replies_to(message)[0].entry
+    caller.signal(Signal(stream_credit=StreamCredit(correlation_id=message, entry=entry, up_to=up_to)))
+    caller.core.pump()
