@@ -141,7 +141,7 @@ def _open(state: State, port: NodePort, envelope: Envelope, key: MessageKey, lef
     if envelope.resent:
         request.credit = (
             credit.UNBOUNDED
-        )  # the items that the agent keeps come all at once; the entry has told how many
+        )  # what the agent keeps comes all at once
     return request
 
 
