@@ -1,8 +1,8 @@
 """A node that leaves: when this process goes to another one. Nothing may be lost by it, and nothing run twice.
 
 From the node's `drain` on, new requests are kept for the next node (`Calls.begin`); nested ones still go out, the node
-takes what its last requests need. Requests of our own that are under way are waited for, until shortly before the
-node's deadline; what then still runs is asked for again at the next node, which knows or finds out who has it.
+takes what its last requests need. Requests of our own that are under way get a moment to be answered; what then still
+runs is asked for again at the next node, which finds out who has it and joins it.
 
 Agents go on working, and taking work, while they move: the next node registers them before this one is left, and what
 they still have to answer goes there. That needs nodes that are linked, as those are that name their peers. Where only
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from agent_sdk.link import MeshLink
     from agent_sdk.pending import Call
 
-_MARGIN_S = 1.0  # leave a draining node so long before its deadline
+_ANSWERS_S = 2.0  # for answers that come soon; new requests wait for the next node meanwhile
 _REFUSED_S = 3.0  # of nothing but refusals: another node may know better
 _LOOK_S = 0.05  # a few looks in a node's whole drain; an event would cost every call
 
@@ -50,10 +50,10 @@ async def free(owner: MeshLink, within_s: float | None) -> None:
 
     A fleet that is told to go in the same moment does so over a while.
     """
-    limit_s = math.inf if within_s is None else max(within_s - _MARGIN_S, within_s / 2)
-    deadline = boot_time() + limit_s
+    limit_s = math.inf if within_s is None else min(within_s / 2, _ANSWERS_S)
     if owner.hosts and within_s is not None:
         await asyncio.sleep(min(SPREAD_S, within_s / 4) * random.random())
+    deadline = boot_time() + limit_s
     while boot_time() < deadline and owner.calls.under_way:  # noqa: ASYNC110
         await asyncio.sleep(_LOOK_S)
 

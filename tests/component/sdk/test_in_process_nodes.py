@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from agent_sdk import Agent, ConnectedMesh, Context, NoAgentAvailable, NoRoute, connect
+from agent_sdk import Agent, Mesh, NoAgentAvailable, NoRoute, connect
 from agent_sdk.testing import InProcessMesh
 from tests.support.fake_node import eventually
 
@@ -20,15 +20,16 @@ class Counted:
         self.go = asyncio.Event()
         self.ran: list[Any] = []
 
-        @self.agent.handler
-        async def work(data: Any, ctx: Context) -> Any:
-            self.ran.append(data)
-            if data == "wait":
-                await self.go.wait()
-            return data
+        self.agent.handler(self.work)
+
+    async def work(self, data: Any) -> Any:
+        self.ran.append(data)
+        if data == "wait":
+            await self.go.wait()
+        return data
 
 
-async def seen(caller: ConnectedMesh) -> None:
+async def seen(caller: Mesh) -> None:
     """Wait until the node of a caller has heard of the agent."""
 
     async def ask() -> None:
@@ -115,3 +116,22 @@ async def test_the_only_agent_of_its_kind_is_never_missed_while_its_node_leaves(
             await leaving
             assert mesh.node_of(worker.agent) == 1
     assert worker.ran == list(range(1, asked + 1)) and asked > 20
+
+
+async def test_a_long_request_holds_up_no_new_ones_while_its_node_leaves_and_is_answered_all_the_same() -> None:
+    worker = Counted()
+    async with InProcessMesh(nodes=2, resume_window_s=10.0, drain_timeout_s=30.0) as mesh:
+        agent = Agent("worker", url="in-process:2", capabilities=["work"], transport=mesh.transport, own_link=True)
+        agent.handler(worker.work)
+        async with agent:
+            await seen(mesh)
+            worker.ran.clear()
+            long = asyncio.create_task(mesh.request("wait", capabilities=["work"], timeout=30))
+            await eventually(lambda: worker.ran == ["wait"])
+            leaving = asyncio.create_task(mesh.drain_node(0))
+            assert (await mesh.request("new", capabilities=["work"], timeout=10)).data == "new"
+            assert mesh._link().node_id == "node-1" and not long.done()
+            worker.go.set()
+            assert (await long).data == "wait"
+            await leaving
+    assert worker.ran == ["wait", "new"]
