@@ -108,7 +108,8 @@ async def running(config: Config) -> AsyncIterator[Node]:
         # Both addresses before the registry: whoever reads this node's key there can reach it.
         engine.starting = True
         await server.start()
-        record.address = node.grpc_address = server.address
+        node.grpc_address = server.address
+        record.address = config.advertise or server.address
         if config.http:
             await http.start()
             record.http_address = node.http_address = http.address

@@ -218,6 +218,11 @@ def _check_addresses(config: Config) -> None:
                 f"{name} is {address}, which other machines reach, and this version has neither TLS nor keys: "
                 "listen on 127.0.0.1, or say --insecure (insecure = true) if everybody there may do anything"
             )
+    if config.advertise:
+        try:
+            split_address(config.advertise)
+        except ValueError as error:
+            raise ConfigError(f"advertise is {config.advertise!r}: {error}, such as reach-1.example.org:7070") from error
 
 
 def _check_registry(config: Config) -> None:

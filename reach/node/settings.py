@@ -78,6 +78,11 @@ class Config:
     # Where it is reached
     listen: str = _text("127.0.0.1:7070", "Address of the gRPC server, HOST:PORT; port 0 takes a free one.")
     http: str = _text("127.0.0.1:7071", "Address of /metrics, /healthz and /readyz, HOST:PORT; empty: none.")
+    advertise: str = _text(
+        "",
+        "HOST:PORT at which other nodes, agents and callers reach the gRPC server where that is another address than "
+        "listen: behind a mapped port, or with listen at 0.0.0.0; empty: listen.",
+    )
     insecure: bool = _switch(
         False,
         "Listen on an address that other machines reach, without TLS and keys. Whoever reaches it may do anything.",

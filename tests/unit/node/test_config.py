@@ -115,6 +115,8 @@ def test_an_address_that_others_reach_must_be_said_aloud(address: str, name: str
 @pytest.mark.parametrize("address", ["", "7070", "localhost", "a:b", "::1:7070", "h:70000", ":7070", "h:-1", "h:٣"])
 def test_addresses_that_are_none_are_refused(address: str) -> None:
     assert "listen" in refused(flags={"listen": address})
+    if address:
+        assert "advertise" in refused(flags={"advertise": address})
 
 
 def test_loopback_is_told_apart() -> None:
