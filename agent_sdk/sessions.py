@@ -266,6 +266,10 @@ class Sessions:
         if hook is None:
             ready.error.CopyFrom(_no_hook(host.agent_id, "on_session_restore"))
         else:
+            track = self._tracks.get(session_id)
+            if track is not None and track.epoch == given.epoch:
+                ready.held = True  # its node was started anew, or the agent is at another one: it remembers more
+                return frames.Signal(session_ready=ready)
             try:
                 async with asyncio.timeout(HOOK_S):
                     await self._restored(hook, given)

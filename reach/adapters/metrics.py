@@ -98,8 +98,9 @@ METRICS: tuple[Metric, ...] = (
         "reach_session_moves_total",
         "counter",
         ("kind",),
-        "Sessions that changed hands: moved with their state, lost it, kept by their owner because a step failed, "
-        "parked (stored for whoever comes next); dropped: checkpoints that there was no room for.",
+        "Sessions that changed hands: moved with their state (restored here), handed on to another node, lost (their "
+        "state), kept by their owner because a step failed, parked (stored for whoever comes next); dropped: checkpoints "
+        "that there was no room for.",
     ),
     Metric(
         "reach_forced_releases_total",

@@ -14,6 +14,7 @@ from reach.core import (
     claims,
     crossing,
     fence,
+    homes,
     health,
     interest,
     links,
@@ -127,6 +128,10 @@ def _forwarded(state: State, node: NodePeer, signal: Signal) -> None:
     state.effects.append(Forwarding(node, forwarded=signal.forwarded))
 
 
+def _handover(state: State, node: NodePeer, signal: Signal) -> None:
+    homes.handed_on(state, node, signal.handover)
+
+
 def _goodbye(state: State, node: NodePeer, signal: Signal) -> None:
     nodes.said_goodbye(state, node, signal.goodbye)
 
@@ -138,6 +143,7 @@ _SIGNALS: dict[str, Callable[[State, NodePeer, Signal], None]] = {
     "progress": _progress,
     "interest": _interest,
     "pins_honoured": _pins_honoured,
+    "handover": _handover,
     "want": _want,
     "grant": _grant,
     "lookup": _lookup,

@@ -65,6 +65,21 @@ class DialNodes:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadPin:
+    """Read the pin of a lane, then `homes.pin_read`."""
+
+    lane: Lane
+
+
+@dataclass(frozen=True, slots=True)
+class VoidPin:
+    """Its home says that a session's owner is dead: whoever needs the session may have a new one at once."""
+
+    lane: Lane
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class StoreSnapshot:
     """Keep a session's state, and have its pin name it if that still is of this epoch and of no larger turn; then
     `moves.stored` or `moves.fenced`."""
@@ -118,5 +133,5 @@ class LogLine:
     fields: dict[str, object] = field(default_factory=dict)
 
 
-SessionEffect = CreatePin | RefreshPin | StoreSnapshot | LoadSnapshot | DropSnapshot
+SessionEffect = CreatePin | RefreshPin | ReadPin | VoidPin | StoreSnapshot | LoadSnapshot | DropSnapshot
 Effect = RegisterAgents | DeregisterAgent | LookUpAgent | SessionEffect | DialNodes | Forwarding | EndStream | LogLine

@@ -135,6 +135,8 @@ def may_void(state: State, home: str, unregistered_s: float) -> bool:
     if home == state.rules.node_id:
         return True
     node = state.nodes.get(home)
-    if node is None or node.connected or node.dead:
+    if node is None or node.dead:
         return True
+    if node.connected:  # one that has lost its registrations serves on, by this node's own word (`pins_honoured`)
+        return bool(node.address)
     return unregistered_s >= UNREGISTERED_S and state.now - node.cut_at >= LINK_DOWN_S

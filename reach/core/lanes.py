@@ -14,13 +14,14 @@ from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.wire.errors import failure
-from reach.core import again, breakers, deadlines, fence, leaving, loops, moves, owners, route, settle
+from reach.core import again, breakers, deadlines, fence, homes, leaving, loops, moves, owners, route, settle
 from reach.core.agents import DEGRADED, DRAINING, HEALTHY, Agent
 from reach.core.effects import DropSnapshot
 from reach.core.requests import Attachment, Request, Stage
 
 if TYPE_CHECKING:
     from agentreach.policy.wheel import Token
+    from reach.core.homes import Expected
     from reach.core.moving import Move
     from reach.core.state import State
 
@@ -32,16 +33,20 @@ class Lane:
     """One session's messages and its owner."""
 
     __slots__ = (
+        "awaited_from",
         "awaited_until",
         "broken",
         "epoch",
         "event",
+        "expected",
+        "home",
         "in_turn",
         "key",
         "move",
         "owner",
         "owner_id",
         "pinning",
+        "read_at",
         "refreshed_at",
         "running",
         "since",
@@ -79,6 +84,13 @@ class Lane:
         """The SessionEvent that the next reply tells."""
         self.broken = False
         """Its former owner's state is gone."""
+        self.home = ""
+        """The node_id of the owner's home."""
+        self.read_at = 0.0
+        """When the pin was asked for last."""
+        self.expected: Expected | None = None
+        """Messages that its former home hands on."""
+        self.awaited_from = 0.0
         self.awaited_until = 0.0
         """The pin names a process that is not attached (a restart): until when it may come back."""
         self.used_at = now
@@ -103,8 +115,10 @@ def watch(state: State, lane: Lane) -> None:
     move = lane.move
     if move is not None:
         when = max(when, state.now + owners.REFRESH_S) if move.until is None else max(move.until, state.now)
-    elif lane.awaited_until > state.now:
-        when = min(when, lane.awaited_until, state.now + AWAITED_LOOK_S)
+    elif lane.awaited_until > state.now or (lane.awaited_until and lane.waiting):
+        when = min(when, state.now + AWAITED_LOOK_S)
+    elif lane.expected is not None:
+        when = min(when, max(lane.expected.until, state.now))
     elif lane.waiting or lane.running or lane.pinning:
         when = max(when, state.now + owners.REFRESH_S)
     if lane.timer is not None:
@@ -140,6 +154,17 @@ def put(state: State, lane: Lane, request: Request, *, first: bool = False) -> N
         lane.waiting.append(request)
 
 
+def put_back(state: State, lane: Lane, request: Request) -> None:
+    """Let a request wait in the lane again, before all that came after it."""
+    state.queue.held_elsewhere += len(request.data)
+    request.lane = lane
+    request.stage = Stage.QUEUED
+    place = 0
+    while place < len(lane.waiting) and lane.waiting[place].received <= request.received:
+        place += 1
+    lane.waiting.insert(place, request)
+
+
 def take_head(state: State, lane: Lane) -> Request:
     """The head of the lane waits no longer."""
     request = lane.waiting.popleft()
@@ -166,13 +191,22 @@ def advance(state: State, lane: Lane) -> None:
             if lane.awaited_until:
                 if owners.awaited_is_back(state, lane):
                     continue
-                if lane.awaited_until > state.now:
+                if not owners.void(state, lane):
+                    homes.look(state, lane)
                     return
             owners.ask(state, lane)
             continue
         agent = owner.agent
-        if not owner.remote and not _fenced(state, lane):
+        if owner.remote:
+            if agent.shut:
+                _breaker_open(state, lane, agent)
+            elif not homes.advance(state, lane, owner):
+                return
             continue
+        if not _fenced(state, lane):
+            continue
+        if lane.expected is not None and homes.must_wait(state, lane):
+            return
         if lane.pinning:
             return
         if agent.shut:
@@ -243,8 +277,8 @@ def start(state: State, lane: Lane, request: Request, envelope: Envelope) -> Non
     if request.deadline <= state.now:  # its timer is a tick late, or this node's loop stood still
         settle.fail(state, request, deadlines.timed_out(request))
         return
-    event = lane.event
-    if request.epoch and request.epoch != lane.epoch:  # it knew another owner: never STARTED
+    event = lane.event or (request.session_event if request.visitor is not None else 0)
+    if request.visitor is None and request.epoch and request.epoch != lane.epoch:  # it knew another owner: never STARTED
         event = int(pb.MOVED if lane.since <= request.epoch < lane.epoch else pb.LOST)
     if event == pb.LOST and request.strict_session:
         request.lane = None
@@ -267,7 +301,12 @@ def start(state: State, lane: Lane, request: Request, envelope: Envelope) -> Non
     request.epoch = lane.epoch
     if request.lane is lane:
         lane.running.add(request)
-    owners.keep_pin(state, lane)
+    if owner.remote:  # its home orders the messages, and keeps the pin
+        envelope.session_event = pb.SessionEvent.ValueType(event)
+        request.reentrant, lane.event, lane.used_at = True, 0, state.now
+    else:
+        envelope.session_event = pb.SESSION_EVENT_UNSPECIFIED
+        owners.keep_pin(state, lane)
     route.hand_over(state, request, envelope, owner, request.parent)
 
 
@@ -324,7 +363,7 @@ def on_timer(state: State, lane: Lane) -> None:
         if lane.timer is None:
             watch(state, lane)
         return
-    if lane.awaited_until:
+    if lane.awaited_until or lane.expected is not None:
         advance(state, lane)
         if state.lanes.get(lane.key) is not lane:
             return

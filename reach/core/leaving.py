@@ -24,7 +24,7 @@ AT_ONCE_SHARE = 10  # one in so many of an agent's sessions moves at a time, one
 
 def leaves(attachment: Attachment) -> bool:
     """True if the agent goes and its sessions do not go with it."""
-    return attachment.agent.status == DRAINING and not attachment.keeps_sessions
+    return attachment.agent.status == DRAINING and not attachment.keeps_sessions and not attachment.remote
 
 
 def at_once(attachment: Attachment) -> int:
@@ -76,8 +76,7 @@ def wanted(state: State, lane: Lane) -> bool:
     if not leaves(owner) or not _anybody(state, lane):
         return False  # as long as the owner is here, waiting costs less than failing
     if owner.hooks == KEEPS:
-        owners.disown(state, lane)
-        lane.broken = True
+        owners.give_up(state, lane)
         return True
     owner.to_move[lane] = None
     owner.to_move.move_to_end(lane, last=False)

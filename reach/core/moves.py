@@ -24,7 +24,7 @@ from agentreach.v1.frame_pb2 import Signal
 from agentreach.wire.errors import clean, failure
 from agentreach.wire.limits import SNAPSHOT_BYTES_MAX
 from agentreach.wire.names import shown
-from reach.core import lanes, leaving, owners, settle
+from reach.core import homes, lanes, leaving, owners, settle
 from reach.core.effects import LoadSnapshot, StoreSnapshot
 from reach.core.moving import CANDIDATES_MAX, HANDS_OVER, KEEPS, UNKNOWN, Move, Step
 from reach.core.requests import Attachment, Stage
@@ -227,7 +227,7 @@ def _to_next(state: State, lane: Lane, move: Move) -> None:
     elif move.failed or not lane.snapshot:
         _lost(state, lane, move.why or "nobody can take it over")
     else:
-        lane.broken = True
+        owners.give_up(state, lane)
         state.stats.moves["parked"] += 1
         _end(state, lane)
 
@@ -256,11 +256,28 @@ def pinned(state: State, lane: Lane, attachment: Attachment, epoch: int, *, atta
         _to_next(state, lane, move)
         return
     owners.own(state, lane, attachment, epoch)
-    if move.content:
+    if attachment.remote:  # its home has the state restored, and says MOVED
+        lane.broken = False
+        state.stats.moves["handed on"] += 1
+        homes.hand_on(state, lane, attachment)
+        _end(state, lane)
+    elif move.content:
         _send_restore(state, lane, move)
     else:
-        _go(state, lane, Step.LOADING)
-        state.effects.append(LoadSnapshot(lane, lane.snapshot, epoch))
+        _load(state, lane)
+
+
+def _load(state: State, lane: Lane) -> None:
+    _go(state, lane, Step.LOADING)
+    state.effects.append(LoadSnapshot(lane, lane.snapshot, lane.epoch))
+
+
+def adopt(state: State, lane: Lane, attachment: Attachment) -> None:
+    """The pin names this agent, and a state that it may not have yet."""
+    move = lane.move = Move(None)
+    move.tries = 1
+    move.to(Step.PINNING)
+    _load(state, lane)
 
 
 def not_pinned(state: State, lane: Lane) -> None:
@@ -322,7 +339,7 @@ def ready(state: State, peer: Peer, message: frames.SessionReady) -> None:
         _not_restored(state, lane, move, clean(message.error.message, 200))
         return
     lane.broken = False
-    if attachment is not move.origin:
+    if attachment is not move.origin and not message.held:
         lane.event = int(pb.MOVED)
         state.stats.moves["moved"] += 1
         came_from = move.origin.agent.agent_id if move.origin is not None else "what was stored"
@@ -402,7 +419,7 @@ def owner_gone(state: State, lane: Lane, attachment: Attachment) -> None:
     if move.origin is attachment:
         move.origin = None
     if move.step in (Step.ENDING, Step.RELEASING):
-        lane.broken = True
+        owners.give_up(state, lane)
         _end(state, lane)
     elif move.step is Step.STORING:
         if not lane.storing:
@@ -416,8 +433,7 @@ def _lost(state: State, lane: Lane, why: str) -> None:
     """The state is gone: the next message gets a new owner, and is told so."""
     move, name = lane.move, lane.owner_id[0]
     assert move is not None
-    owners.disown(state, lane)
-    lane.broken = True
+    owners.give_up(state, lane)
     lane.turn, lane.snapshot = 0, ""
     state.stats.moves["lost"] += 1
     state.log("debug" if move.origin is not None and move.origin.hooks == KEEPS else "warning",

@@ -15,8 +15,8 @@ from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope, Target
 from agentreach.wire.errors import failure
-from reach.core import balance, lanes, losses, moves, route, settle, version_policy
-from reach.core.effects import CreatePin, RefreshPin
+from reach.core import balance, fence, homes, lanes, losses, moves, route, settle, version_policy
+from reach.core.effects import CreatePin, RefreshPin, VoidPin
 from reach.core.requests import Attachment, Stage
 
 if TYPE_CHECKING:
@@ -121,17 +121,38 @@ def pinned_elsewhere(state: State, lane: lanes.Lane, holder: Holder) -> None:
     lane.since, lane.turn, lane.snapshot = holder.since or epoch, holder.turn, holder.snapshot
     tenant, env, _, _ = lane.key
     attachment = route.incarnation(state, (tenant, "", env, ""), agent_id, incarnation)
-    if attachment is not None:
+    if attachment is not None and homes.is_there(attachment):
+        knew = lane.epoch == epoch and lane.owner is attachment
+        lane.broken = False
         own(state, lane, attachment, epoch)
-    elif epoch == lane.epoch or lane.awaited_until:
+        if not knew and not attachment.remote:
+            homes.adopt(state, lane, attachment)
+    elif not incarnation:  # its home says that the owner is dead
+        disown(state, lane)
         lane.awaited_until = 0.0
         lane.epoch, lane.broken = epoch, True
     else:
-        lane.epoch = epoch
+        disown(state, lane)
+        if (agent_id, incarnation) != lane.owner_id or not lane.awaited_until:
+            _await(state, lane)
+        lane.epoch, lane.home = epoch, holder.home
         lane.owner_id = (agent_id, incarnation)
-        lane.awaited_until = state.now + state.rules.resume_window_s
-        lanes.watch(state, lane)
     state.lanes_ready.append(lane)
+
+
+def _await(state: State, lane: lanes.Lane) -> None:
+    """The owner is not to be seen: it may be on its way to a node."""
+    lane.awaited_from = state.now
+    lane.awaited_until = state.now + state.rules.resume_window_s
+    lanes.watch(state, lane)
+
+
+def void(state: State, lane: lanes.Lane) -> bool:
+    """Whether an owner that is not seen may be given up by now."""
+    if lane.awaited_until > state.now or not fence.may_void(state, lane.home, state.now - lane.awaited_from):
+        return False
+    lane.awaited_until, lane.broken = 0.0, True
+    return True
 
 
 def _attached(state: State, attachment: Attachment) -> bool:
@@ -143,9 +164,11 @@ def awaited_is_back(state: State, lane: lanes.Lane) -> bool:
     """True if the process that the pin names has attached meanwhile: then the lane is its again."""
     tenant, env, _, _ = lane.key
     attachment = route.incarnation(state, (tenant, "", env, ""), *lane.owner_id)
-    if attachment is None:
+    if attachment is None or not homes.is_there(attachment):
         return False
     own(state, lane, attachment, lane.epoch)
+    if not attachment.remote:
+        homes.adopt(state, lane, attachment)
     return True
 
 
@@ -181,6 +204,7 @@ def own(state: State, lane: lanes.Lane, attachment: Attachment, epoch: int) -> N
     disown(state, lane)
     lane.owner = attachment
     lane.owner_id = (attachment.agent.agent_id, attachment.agent.incarnation)
+    lane.home = attachment.agent.node_id
     lane.epoch = epoch
     lane.verified_at = state.now
     lane.since = lane.since or epoch
@@ -203,6 +227,8 @@ def disown(state: State, lane: lanes.Lane) -> None:
 def gone(state: State, attachment: Attachment) -> None:
     """An agent is judged dead or has left: its sessions need new owners; their state is lost if none is stored."""
     attachment.to_move.clear()
+    if attachment.keeps_sessions:  # it goes to another node, and they go with it
+        home_left(state, attachment)
     for lane in attachment.moving:
         if lane.move is not None and lane.owner is not attachment:
             lane.move.origin = None
@@ -222,17 +248,27 @@ def gone_from(state: State, lane: lanes.Lane, attachment: Attachment, why: str) 
     if lane.move is not None:
         moves.owner_gone(state, lane, attachment)
     else:
-        disown(state, lane)
-        lane.broken = True
+        give_up(state, lane)
     state.lanes_ready.append(lane)
 
 
+def give_up(state: State, lane: lanes.Lane) -> None:
+    """The session has no owner any more; other nodes, which cannot judge that, read it in the pin."""
+    at_home = lane.home in ("", state.rules.node_id)
+    disown(state, lane)
+    lane.broken = True
+    if state.nodes and at_home:
+        state.effects.append(VoidPin(lane, lane.epoch))
+
+
 def home_left(state: State, attachment: Attachment) -> None:
-    """A remote owner is not where it was: its sessions wait for it to be attached elsewhere."""
+    """An owner is not where it was: its sessions wait for it to be attached elsewhere."""
     for lane in list(attachment.pinned):
+        moves.not_pinned(state, lane)
+        lane.broken = False
         disown(state, lane)
-        lane.awaited_until = state.now + state.rules.resume_window_s
-        lanes.watch(state, lane)
+        _await(state, lane)
+        lane.read_at = 0.0
         state.lanes_ready.append(lane)
 
 

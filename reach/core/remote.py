@@ -20,6 +20,7 @@ from reach.core import (
     breakers,
     deadlines,
     health,
+    homes,
     loads,
     losses,
     nodes,
@@ -151,6 +152,7 @@ def _succeed(state: State, former: Agent, attachment: Attachment) -> None:
         same = former.incarnation == attachment.agent.incarnation
         if same:
             move_requests(state, old, attachment)
+            owners.home_left(state, old)
         takeover.replaced(state, old, attachment.agent.incarnation)
         return
     if former.incarnation == attachment.agent.incarnation:
@@ -341,6 +343,9 @@ def _refused(state: State, request: Request, attachment: Attachment, why: Error)
         request.lost_at = request.lost_at or state.now
         request.forgotten = True
         deadlines.reschedule(state, request)
+        return
+    if request.lane is not None:
+        homes.refused(state, request, why)
         return
     request.refusals += 1
     error = failure(

@@ -13,8 +13,8 @@ from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.error_pb2 import Error
 from agentreach.wire.errors import failure
-from reach.core import lanes, loops, owners, route, settle, visiting
-from reach.core.requests import Attachment, Request
+from reach.core import lanes, loops, owners, route, settle
+from reach.core.requests import Request
 
 if TYPE_CHECKING:
     from agentreach.v1.peer_pb2 import Lineage
@@ -54,11 +54,6 @@ def enter(state: State, request: Request, envelope: Envelope, parent: Lineage | 
     lanes.put(state, lane, request)
     request.note("queued", state.now, f"session lane, {len(lane.waiting)} waiting")
     lanes.advance(state, lane)
-
-
-def visit(state: State, request: Request, envelope: Envelope, attachment: Attachment) -> None:
-    """Another node's caller has a message for a session of an agent of this node."""
-    visiting.hand_over(state, request, envelope, attachment)
 
 
 def type_of(state: State, pool: Pool, session_id: str, agent_id: str) -> str:

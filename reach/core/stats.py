@@ -24,7 +24,7 @@ receipt to outcome. The second and third go by the agent's `timing`."""
 
 LOOP_KINDS = ("hop_limit", "loop_detected", "would_deadlock")
 DUPLICATE_KINDS = ("joined", "replayed", "conflict", "late", "fenced")
-MOVE_KINDS = ("moved", "lost", "kept", "parked", "dropped")
+MOVE_KINDS = ("moved", "handed on", "lost", "kept", "parked", "dropped")
 CALLBACK_KINDS = ("accepted", "published", "unheard")
 DEAD_LETTER_KINDS = ("kept", "dropped", "expired", "redriven")
 

@@ -19,7 +19,7 @@ from agentreach.wire.errors import failure
 from agentreach.wire.limits import OUTBOX_BYTES_HARD_MAX, OUTBOX_BYTES_MAX
 from agentreach.wire.names import normalise_env
 from agentreach.wire.outbox import Item
-from reach.core import admit, credit, deadlines, loops, outcomes, route, sessions, settle, waiters, wants, writing
+from reach.core import admit, credit, deadlines, homes, loops, outcomes, route, settle, waiters, wants, writing
 from reach.core.agents import DEGRADED, HEALTHY, Agent
 from reach.core.requests import Attachment, MessageKey, Request, Stage, Waiter
 
@@ -125,7 +125,7 @@ def admit_from(state: State, node: NodePeer, envelope: Envelope, spent_ms: int) 
     if left_s <= 0:
         settle.fail(state, request, deadlines.timed_out(request))
     elif envelope.session_id:
-        sessions.visit(state, request, envelope, attachment)
+        homes.visit(state, request, envelope, attachment)
     else:
         request.reentrant = not agent.has_slot  # `_refusal` says why it may
         hand_over(state, request, envelope, attachment)

@@ -34,9 +34,11 @@ from reach.core.effects import (
     LoadSnapshot,
     LogLine,
     LookUpAgent,
+    ReadPin,
     RefreshPin,
     RegisterAgents,
     StoreSnapshot,
+    VoidPin,
 )
 from reach.core.peers import Peer
 from reach.core.ports import Identity, MeshFailure
@@ -189,7 +191,7 @@ class Engine(Steering):
                     self.node_links.changed()
             case LookUpAgent():
                 self._spawn(look_up(effect, self.look_up, self.step), "look-up-agent")
-            case CreatePin() | RefreshPin() | StoreSnapshot() | LoadSnapshot() | DropSnapshot():
+            case CreatePin() | RefreshPin() | ReadPin() | VoidPin() | StoreSnapshot() | LoadSnapshot() | DropSnapshot():
                 self._spawn(self._sessions.carry_out(effect), type(effect).__name__)
 
     def _forwarded(self, effect: Forwarding) -> None:

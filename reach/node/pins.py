@@ -16,7 +16,7 @@ from collections.abc import Callable
 from agentreach.aio.clock import boot_time
 from agentreach.v1.peer_pb2 import Pin
 from reach.adapters.snapshots import MemorySnapshots
-from reach.core.effects import CreatePin, RefreshPin, StoreSnapshot
+from reach.core.effects import CreatePin, RefreshPin, StoreSnapshot, VoidPin
 from reach.core.lanes import Lane, LaneKey
 from reach.core.moving import Holder
 from reach.core.owners import refresh_every_s
@@ -106,8 +106,26 @@ class PinBook:
 
     async def holder(self, key: LaneKey) -> Holder | None:
         """Who holds a session by the store. Raises `StoreUnavailable`."""
+        if away := self._away():
+            raise StoreUnavailable(away)
         item = await self._store.get(pin_key(key))
         return None if item is None else _holder(*_read(item), made=False)
+
+    async def void(self, effect: VoidPin) -> None:
+        """Say in a session's pin that its owner is dead. Best effort: else other nodes find out in time."""
+        key = pin_key(effect.lane.key)
+        if self._away():
+            return
+        with contextlib.suppress(StoreUnavailable, LeaseGone):
+            async with self._at_once:
+                item = await self._store.get(key)
+                if item is None:
+                    return
+                pin, epoch = _read(item)
+                if epoch == effect.epoch and pin.incarnation:
+                    pin.epoch, pin.incarnation = epoch, b""
+                    put = Put(key, pin.SerializeToString(), await self.lease())
+                    await self._store.txn([unchanged(item)], [put])
 
     async def refresh(self, effect: RefreshPin) -> None:
         """Move a used session's pin to a newer lease; write it again if it is gone (etcd was away for long).
@@ -125,6 +143,8 @@ class PinBook:
                 if found != epoch:
                     return
                 pin.epoch = epoch
+                if lane.epoch == epoch and lane.owner is not None:
+                    pin.home = lane.owner.agent.node_id or self._node_id
                 condition = absent(key) if item is None else unchanged(item)
                 try:
                     await self._store.txn([condition], [Put(key, pin.SerializeToString(), await self.lease())])

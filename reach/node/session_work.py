@@ -7,8 +7,17 @@ from contextlib import AbstractContextManager
 
 import structlog
 
-from reach.core import moves, owners
-from reach.core.effects import CreatePin, DropSnapshot, LoadSnapshot, RefreshPin, SessionEffect, StoreSnapshot
+from reach.core import homes, moves, owners
+from reach.core.effects import (
+    CreatePin,
+    DropSnapshot,
+    LoadSnapshot,
+    ReadPin,
+    RefreshPin,
+    SessionEffect,
+    StoreSnapshot,
+    VoidPin,
+)
 from reach.core.snapshots import SnapshotsUnavailable
 from reach.core.state import State
 from reach.core.store import StoreUnavailable
@@ -33,6 +42,10 @@ class SessionWork:
                 await self._create(effect)
             case RefreshPin():
                 await self._pins.refresh(effect)
+            case ReadPin():
+                await self._read(effect)
+            case VoidPin():
+                await self._pins.void(effect)
             case StoreSnapshot():
                 await self._store(effect)
             case LoadSnapshot():
@@ -57,6 +70,17 @@ class SessionWork:
                 owners.pinned(state, effect.lane, effect.attachment, holder.epoch)
             else:
                 owners.pinned_elsewhere(state, effect.lane, holder)
+
+    async def _read(self, effect: ReadPin) -> None:
+        why, holder = _FAULT, None
+        try:
+            holder = await self._pins.holder(effect.lane.key)
+            why = ""
+        except StoreUnavailable as error:
+            why = str(error)
+        finally:
+            with self._step() as state:
+                homes.pin_read(state, effect.lane, holder, why)
 
     async def _store(self, effect: StoreSnapshot) -> None:
         reference, why, fenced = "", _FAULT, False

@@ -20,7 +20,7 @@ from agentreach.v1.registry_pb2 import AgentLoad, AgentRecord
 from agentreach.wire.errors import failure
 from agentreach.wire.link import Link
 from agentreach.wire.outbox import Item
-from reach.core import arrivals, links, mesh, moves, owners
+from reach.core import arrivals, homes, links, mesh, moves, owners
 from reach.core.arrivals import Arrival
 from reach.core.calls import Call
 from reach.core.effects import (
@@ -30,9 +30,11 @@ from reach.core.effects import (
     EndStream,
     LoadSnapshot,
     LogLine,
+    ReadPin,
     RefreshPin,
     RegisterAgents,
     StoreSnapshot,
+    VoidPin,
 )
 from reach.core.lineage import LineageKeys
 from reach.core.moving import Holder
@@ -394,7 +396,7 @@ class CoreMesh:
         """False: pins cannot be written and registrations fail."""
         self.holds_pins = False
         self.holds_registrations = False
-        self.held: deque[CreatePin | StoreSnapshot | LoadSnapshot | RegisterAgents] = deque()
+        self.held: deque[CreatePin | ReadPin | StoreSnapshot | LoadSnapshot | RegisterAgents] = deque()
         """What the store has not answered yet."""
         self.deregistered: list[tuple[str, int]] = []
         self.refreshed: list[RefreshPin] = []
@@ -480,7 +482,11 @@ class CoreMesh:
                 self.held.append(effect)
                 if not self.holds_registrations:
                     self.answer_store()
-            case CreatePin() | StoreSnapshot() | LoadSnapshot():
+            case VoidPin(lane, epoch):
+                pin = self.pins.get(lane.key)
+                if pin is not None and pin.epoch == epoch:
+                    self.pins[lane.key] = replace(pin, incarnation=b"")
+            case CreatePin() | ReadPin() | StoreSnapshot() | LoadSnapshot():
                 self.held.append(effect)
                 if not self.holds_pins:
                     self.answer_store()
@@ -494,6 +500,9 @@ class CoreMesh:
                 arrivals.registered(self.state, effect.peer, effect.arrival)
             elif isinstance(effect, CreatePin):
                 self._pin(effect)
+            elif isinstance(effect, ReadPin):
+                why = "" if self.registry_up else "the store is away"
+                homes.pin_read(self.state, effect.lane, None if why else self.pins.get(effect.lane.key), why)
             else:
                 self._snapshot(effect)
 
