@@ -278,7 +278,7 @@ def start(state: State, lane: Lane, request: Request, envelope: Envelope) -> Non
         settle.fail(state, request, deadlines.timed_out(request))
         return
     event = lane.event or (request.session_event if request.visitor is not None else 0)
-    if request.visitor is None and request.epoch and request.epoch != lane.epoch:  # it knew another owner: never STARTED
+    if request.visitor is None and request.epoch not in (0, lane.epoch):  # it knew another owner: never STARTED
         event = int(pb.MOVED if lane.since <= request.epoch < lane.epoch else pb.LOST)
     if event == pb.LOST and request.strict_session:
         request.lane = None
@@ -301,7 +301,7 @@ def start(state: State, lane: Lane, request: Request, envelope: Envelope) -> Non
     request.epoch = lane.epoch
     if request.lane is lane:
         lane.running.add(request)
-    if owner.remote:  # its home orders the messages, and keeps the pin
+    if owner.remote:  # its home orders the messages
         envelope.session_event = pb.SessionEvent.ValueType(event)
         request.reentrant, lane.event, lane.used_at = True, 0, state.now
     else:
