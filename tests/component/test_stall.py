@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from agent_sdk import Agent
-from agent_sdk.testing import ADDRESS, InProcessMesh
+from agent_sdk.testing import InProcessMesh
 from agentreach.aio.transport import Stream
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
@@ -36,7 +36,7 @@ async def test_a_request_that_lost_its_time_while_the_node_stood_still_is_not_ha
 
     async with InProcessMesh() as mesh:
         await mesh.add(agent)
-        stream = await mesh.new_transport().open(ADDRESS, ())
+        stream = await mesh.new_transport().open("in-process:1", ())
         await stream.write(Frame(signals=[Signal(hello=Hello(protocol_version=1))]).SerializeToString())
 
         async def ask(number: int, timeout_ms: int, stall_s: float) -> pb.Envelope:
