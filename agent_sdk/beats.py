@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from agent_sdk.readiness import Readiness
-from agent_sdk.settings import is_address
 from agentreach.aio.clock import boot_time
 from agentreach.v1 import frame_pb2 as frames
+from agentreach.wire.addresses import is_address
 
 if TYPE_CHECKING:
     from agent_sdk.host import Host

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from agent_sdk.calls import Calls
 from agent_sdk.dialler import Dialler
 from agent_sdk.errors import AgentReplaced, ConnectFailed, ReachError, ShuttingDown
-from agent_sdk.settings import is_address
 from agent_sdk.stalls import stall_watch
 from agent_sdk.topics import Topics
 from agentreach.aio.clock import boot_time
@@ -25,6 +24,7 @@ from agentreach.aio.outlet import Outlet
 from agentreach.aio.transport import Transport
 from agentreach.v1 import frame_pb2 as frames
 from agentreach.wire import limits
+from agentreach.wire.addresses import is_address
 from agentreach.wire.link import Link
 from agentreach.wire.outbox import NORMAL, Item
 

@@ -18,7 +18,6 @@ from agent_sdk.ending import Ended
 from agent_sdk.greeting import Greeting
 from agent_sdk.identity import incarnation
 from agent_sdk.responses import refusal
-from agent_sdk.settings import is_address
 from agent_sdk.standing import found
 from agentreach.aio.clock import boot_time
 from agentreach.aio.outlet import Outlet
@@ -26,6 +25,7 @@ from agentreach.aio.transport import StreamBroken
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import frame_pb2 as frames
 from agentreach.v1.error_pb2 import Error
+from agentreach.wire.addresses import is_address
 from agentreach.wire.link import LinkError
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from pathlib import Path
 from agent_sdk.errors import ConnectFailed
 from agentreach.aio import grpc_runtime
 from agentreach.wire import addresses as wire
-from agentreach.wire.addresses import is_address as is_address
 
 
 @dataclass(frozen=True, slots=True)
