@@ -18,12 +18,15 @@ from agent_sdk import Mesh, ReachError, connect
 from tests.support.agents import BUSY_S, agent_process, eventually, outcome, usable
 from tests.support.cluster import ClusterNode, NodeCluster, node_cluster
 from tests.support.etcd_cluster import CAN_CUT, WiredEtcd, etcd_cluster
+from tests.support.stores import connected, put
 
 pytestmark = pytest.mark.skipif(not CAN_CUT, reason="which member dialled is told from /proc")
 
 TTL_S = 2.0  # of nodes' leases and of the election
+PATIENT_TTL_S = 8.0
 BACK_S = 5.0  # after etcd, or a node, is there again
 PACE_S = 0.05
+PREFIX = "/mesh/"
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +46,16 @@ async def etcd(shared: WiredEtcd) -> AsyncIterator[WiredEtcd]:
             member.resume()
 
 
+@pytest.fixture
+async def patient(etcd: WiredEtcd) -> AsyncIterator[Place]:
+    """Nodes whose leases outlive the election of a new etcd leader, as those of production do."""
+    nodes = node_cluster(
+        etcd, registry_prefix="/patient/", node_lease_ttl_s=PATIENT_TTL_S, election_ttl_s=PATIENT_TTL_S
+    )
+    async with nodes:
+        yield Place(etcd, nodes, "/patient/", f"worker{secrets.token_hex(3)}")
+
+
 @dataclass(frozen=True)
 class Place:
     """Nodes of one mesh on the shared etcd."""
@@ -50,6 +63,8 @@ class Place:
     etcd: WiredEtcd
     nodes: NodeCluster
     prefix: str
+    kind: str
+    """A type of agents that no other test uses."""
 
     async def keys(self, below: str = "") -> dict[str, int]:
         """What stands in etcd, without the prefix, each with its lease."""
@@ -57,11 +72,21 @@ class Place:
         return {key.removeprefix(self.prefix): lease for key, lease in found.items()}
 
 
-@asynccontextmanager
-async def mesh_on(etcd: WiredEtcd) -> AsyncIterator[Place]:
-    prefix = f"/{secrets.token_hex(4)}/"
-    async with node_cluster(etcd, registry_prefix=prefix, node_lease_ttl_s=TTL_S, election_ttl_s=TTL_S) as nodes:
-        yield Place(etcd, nodes, prefix)
+@pytest.fixture(scope="module")
+def running(shared: WiredEtcd) -> Iterator[NodeCluster]:
+    nodes = node_cluster(shared, registry_prefix=PREFIX, node_lease_ttl_s=TTL_S, election_ttl_s=TTL_S)
+    try:
+        yield nodes
+    finally:
+        nodes.close()
+
+
+@pytest.fixture
+async def place(etcd: WiredEtcd, running: NodeCluster) -> AsyncIterator[Place]:
+    """Three nodes, all ready before the test; if it fails, the ends of their logs are shown."""
+    await running.ready()
+    yield Place(etcd, running, PREFIX, f"worker{secrets.token_hex(3)}")
+    print(running.logs())
 
 
 def key_of(agent_id: str) -> str:
@@ -121,108 +146,109 @@ class TestLeasesAndKeys:
     @pytest.mark.parametrize(
         "what", ["etcd is down", "the node stands still", "the lease is revoked", "the key is deleted"]
     )
-    async def test_a_lost_registration_is_back_in_time_and_traffic_flows(self, etcd: WiredEtcd, what: str) -> None:
-        async with mesh_on(etcd) as place:
-            home, other = place.nodes[0], place.nodes[1]
-            with agent_process(home.grpc, "worker/1"):
-                await reached_from([home, other], "worker/1")
-                before = (await place.keys("agents/"))[key_of("worker/1")]
-                assert before
-                if what == "etcd is down":
-                    async with streaming(home.grpc, "worker/1") as near, streaming(other.grpc, "worker/1") as far:
-                        for member in etcd.members:
-                            member.pause()
-                        await asyncio.sleep(3 * TTL_S)  # the outage itself
-                        assert (near.failed, far.failed) == ([], [])
-                        for member in etcd.members:
-                            member.resume()
-                        assert near.good and far.good
-                    await etcd.settled()
-                elif what == "the node stands still":
-                    home.pause()
-                    await asyncio.sleep(3 * TTL_S)  # the stall itself
-                    home.resume()
-                elif what == "the lease is revoked":
-                    await etcd.revoke_lease(before)
-                else:
-                    await etcd.delete(place.prefix + key_of("worker/1"))
-                mended = time.monotonic()
+    async def test_a_lost_registration_is_back_in_time_and_traffic_flows(self, place: Place, what: str) -> None:
+        home, other = place.nodes[0], place.nodes[1]
+        with agent_process(home.grpc, f"{place.kind}/1"):
+            await reached_from([home, other], f"{place.kind}/1")
+            before = (await place.keys("agents/"))[key_of(f"{place.kind}/1")]
+            assert before
+            if what == "etcd is down":
+                async with (
+                    streaming(home.grpc, f"{place.kind}/1") as near,
+                    streaming(other.grpc, f"{place.kind}/1") as far,
+                ):
+                    for member in place.etcd.members:
+                        member.pause()
+                    await asyncio.sleep(3 * TTL_S)  # the outage itself
+                    assert (near.failed, far.failed) == ([], [])
+                    for member in place.etcd.members:
+                        member.resume()
+                    assert near.good and far.good
+                await place.etcd.settled()
+            elif what == "the node stands still":
+                home.pause()
+                await asyncio.sleep(3 * TTL_S)  # the stall itself
+                home.resume()
+            elif what == "the lease is revoked":
+                await place.etcd.revoke_lease(before)
+            else:
+                await place.etcd.delete(place.prefix + key_of(f"{place.kind}/1"))
+            mended = time.monotonic()
 
-                async def back() -> bool:
-                    with contextlib.suppress(RuntimeError):
-                        now = (await place.keys("agents/")).get(key_of("worker/1"), 0)
-                        return now != 0 and (now != before or what == "the key is deleted")
-                    return False
+            async def back() -> bool:
+                with contextlib.suppress(RuntimeError):
+                    now = (await place.keys("agents/")).get(key_of(f"{place.kind}/1"), 0)
+                    return now != 0 and (now != before or what == "the key is deleted")
+                return False
 
-                await eventually(back, "the key is back under a lease that lives", BACK_S + BUSY_S)
-                await reached_from([home, other], "worker/1")
-                assert time.monotonic() - mended < BACK_S + 2 * BUSY_S
+            await eventually(back, "the key is back under a lease that lives", BACK_S + BUSY_S)
+            await reached_from([home, other], f"{place.kind}/1")
+            assert time.monotonic() - mended < BACK_S + 2 * BUSY_S
 
     async def test_a_killed_node_leaves_nothing_after_its_lease_and_one_that_leaves_nothing_at_once(
-        self, etcd: WiredEtcd
+        self, place: Place
     ) -> None:
-        async with mesh_on(etcd) as place:
-            killed, leaving, stays = place.nodes
-            with (
-                agent_process(killed.grpc, "worker/1"), agent_process(leaving.grpc, "worker/2"),
-                agent_process(stays.grpc, "worker/3"),
-            ):  # fmt: skip
-                for agent_id in ("worker/1", "worker/2", "worker/3"):
-                    await reached_from([stays], agent_id)
-                unleased = {key for key, lease in (await place.keys()).items() if not lease}
-                assert {key.partition("/")[0] for key in unleased} <= {"keys", "config", "versions"}
+        killed, leaving, stays = place.nodes
+        with (
+            agent_process(killed.grpc, f"{place.kind}/1"), agent_process(leaving.grpc, f"{place.kind}/2"),
+            agent_process(stays.grpc, f"{place.kind}/3"),
+        ):  # fmt: skip
+            for agent_id in (f"{place.kind}/1", f"{place.kind}/2", f"{place.kind}/3"):
+                await reached_from([stays], agent_id)
+            unleased = {key for key, lease in (await place.keys()).items() if not lease}
+            assert {key.partition("/")[0] for key in unleased} <= {"keys", "config", "versions"}
 
-                leases = {
-                    node.node_id: {lease for key, lease in (await place.keys()).items() if key in own}
-                    for node, own in (
-                        (leaving, {"nodes/node-2", key_of("worker/2")}),
-                        (killed, {"nodes/node-1", key_of("worker/1")}),
-                    )
-                }
+            leases = {
+                node.node_id: {lease for key, lease in (await place.keys()).items() if key in own}
+                for node, own in (
+                    (leaving, {"nodes/node-2", key_of(f"{place.kind}/2")}),
+                    (killed, {"nodes/node-1", key_of(f"{place.kind}/1")}),
+                )
+            }
 
-                async def gone(node: ClusterNode) -> bool:
-                    """Its agents may have keys of other nodes by now."""
-                    found = await place.keys()
-                    named = any(f"/{node.node_id}/" in f"/{key}/" for key in found)
-                    return not named and not leases[node.node_id] & set(found.values())
+            async def gone(node: ClusterNode) -> bool:
+                """Its agents may have keys of other nodes by now."""
+                found = await place.keys()
+                named = any(f"/{node.node_id}/" in f"/{key}/" for key in found)
+                return not named and not leases[node.node_id] & set(found.values())
 
-                assert await leaving.term() == 0
-                assert await gone(leaving)
-                assert "it said goodbye: SHUTDOWN" in killed.log and "it said goodbye: SHUTDOWN" in stays.log
-                killed.kill()
-                # etcd grants a lease its time anew when its own leader changes; none did here.
-                await eventually(lambda: gone(killed), "the killed node's keys are gone", TTL_S + 2 + BUSY_S)
-                assert await asks(stays.grpc, "worker/3") == "OK"
+            assert await leaving.term() == 0
+            assert await gone(leaving)
+            assert "it said goodbye: SHUTDOWN" in killed.log and "it said goodbye: SHUTDOWN" in stays.log
+            killed.kill()
+            # etcd grants a lease its time anew when its own leader changes; none did here.
+            await eventually(lambda: gone(killed), "the killed node's keys are gone", TTL_S + 2 + BUSY_S)
+            assert await asks(stays.grpc, f"{place.kind}/3") == "OK"
 
 
 class TestCompaction:
     @pytest.mark.parametrize("compacted", [True, False], ids=["compacted", "not compacted"])
     async def test_a_node_that_missed_a_departure_and_an_arrival_routes_right_after_the_partition(
-        self, etcd: WiredEtcd, compacted: bool
+        self, place: Place, compacted: bool
     ) -> None:
         """H2."""
-        async with mesh_on(etcd) as place:
-            cut, second, third = place.nodes
-            with agent_process(second.grpc, "worker/1") as leaves:
-                await reached_from([cut], "worker/1")
-                etcd.cut_client(cut.node_id, reset=True)
-                leaves.process.send_signal(signal.SIGTERM)
-                assert await leaves.ended() == 0
-                with agent_process(third.grpc, "worker/2"):
-                    await reached_from([second], "worker/2")
-                    for number in range(100):
-                        await etcd.ctl("put", f"{place.prefix}churn/{number % 7}", str(number))
-                    if compacted:
-                        await etcd.compact()
-                    etcd.heal()
-                    healed = time.monotonic()
-                    async with connect(cut.grpc) as mesh:
-                        await usable(mesh, agent_type="worker")
-                        assert time.monotonic() - healed < BACK_S + BUSY_S
-                        for _ in range(20):
-                            reply = await mesh.request("x", agent_type="worker", timeout=5)
-                            assert reply.source == "worker/2"
-                        assert await outcome(mesh, "x", agent_id="worker/1", timeout=2) == "NO_ROUTE"
+        cut, second, third = place.nodes
+        with agent_process(second.grpc, f"{place.kind}/1") as leaves:
+            await reached_from([cut], f"{place.kind}/1")
+            place.etcd.cut_client(cut.node_id, reset=True)
+            leaves.process.send_signal(signal.SIGTERM)
+            assert await leaves.ended() == 0
+            with agent_process(third.grpc, f"{place.kind}/2"):
+                await reached_from([second], f"{place.kind}/2")
+                async with connected(place.etcd, place.prefix) as store:
+                    for number in range(300):
+                        await put(store, f"churn/{number % 7}")
+                if compacted:
+                    await place.etcd.compact()
+                place.etcd.heal()
+                healed = time.monotonic()
+                async with connect(cut.grpc) as mesh:
+                    await usable(mesh, agent_type=place.kind)
+                    assert time.monotonic() - healed < BACK_S + BUSY_S
+                    for _ in range(20):
+                        reply = await mesh.request("x", agent_type=place.kind, timeout=5)
+                        assert reply.source == f"{place.kind}/2"
+                    assert await outcome(mesh, "x", agent_id=f"{place.kind}/1", timeout=2) == "NO_ROUTE"
 
 
 @dataclass(frozen=True)
@@ -289,8 +315,8 @@ class TestLeading:
     """H3."""
 
     @pytest.mark.parametrize("fault", ["cut off from etcd", "stands still", "killed"])
-    async def test_another_node_leads_in_time_and_never_two_at_once(self, etcd: WiredEtcd, fault: str) -> None:
-        async with mesh_on(etcd) as place, watched(place.nodes) as watchers:
+    async def test_another_node_leads_in_time_and_never_two_at_once(self, place: Place, fault: str) -> None:
+        async with watched(place.nodes) as watchers:
 
             async def leads() -> bool:
                 return watchers.leader() != ""
@@ -298,7 +324,7 @@ class TestLeading:
             await eventually(leads, "somebody leads")
             former = place.nodes.by_id(watchers.leader())
             if fault == "cut off from etcd":
-                etcd.cut_client(former.node_id)
+                place.etcd.cut_client(former.node_id)
             elif fault == "stands still":
                 former.pause()
             else:
@@ -313,9 +339,9 @@ class TestLeading:
                 )
 
             await eventually(another_leads, "another node leads", TTL_S + 2 + BUSY_S)
-            with agent_process(place.nodes.others(former)[0].grpc, "worker/1"):
-                await reached_from(place.nodes.others(former), "worker/1")
-            etcd.heal()
+            with agent_process(place.nodes.others(former)[0].grpc, f"{place.kind}/1"):
+                await reached_from(place.nodes.others(former), f"{place.kind}/1")
+            place.etcd.heal()
             if fault == "stands still":
                 former.resume()
             elif fault == "killed":
@@ -331,8 +357,8 @@ class TestLeading:
             overlaps = [(one, other) for one, other in itertools.pairwise(reigns) if other[0] < one[1]]
             assert overlaps == []
 
-    async def test_a_candidate_that_lost_its_lease_stands_again_and_can_win(self, etcd: WiredEtcd) -> None:
-        async with mesh_on(etcd) as place, watched(place.nodes) as watchers:
+    async def test_a_candidate_that_lost_its_lease_stands_again_and_can_win(self, place: Place) -> None:
+        async with watched(place.nodes) as watchers:
 
             async def leads() -> bool:
                 return watchers.leader() != ""
@@ -340,13 +366,13 @@ class TestLeading:
             await eventually(leads, "somebody leads")
             leader = place.nodes.by_id(watchers.leader())
             candidate, bystander = place.nodes.others(leader)
-            etcd.cut_client(candidate.node_id)
+            place.etcd.cut_client(candidate.node_id)
 
             async def stands_no_more() -> bool:
                 return not any(f"/{candidate.node_id}/" in key for key in await place.keys("election/"))
 
             await eventually(stands_no_more, "its candidacy has ended", TTL_S + 2 + BUSY_S)
-            etcd.heal()
+            place.etcd.heal()
 
             async def stands() -> bool:
                 return any(f"/{candidate.node_id}/" in key for key in await place.keys("election/"))
@@ -368,37 +394,39 @@ class TestLeading:
 
 
 class TestMembers:
-    async def test_restarting_each_member_in_turn_costs_no_call_and_no_registration(self, etcd: WiredEtcd) -> None:
+    async def test_restarting_each_member_in_turn_costs_no_call_and_no_registration(self, patient: Place) -> None:
         """H9."""
-        async with mesh_on(etcd) as place, watched(place.nodes) as watchers:
-            with agent_process(place.nodes[0].grpc, "worker/1"), agent_process(place.nodes[1].grpc, "worker/2"):
-                await reached_from(list(place.nodes), "worker/1")
-                await reached_from(list(place.nodes), "worker/2")
+        async with watched(patient.nodes) as watchers:
+            with (
+                agent_process(patient.nodes[0].grpc, f"{patient.kind}/1"),
+                agent_process(patient.nodes[1].grpc, f"{patient.kind}/2"),
+            ):
+                await reached_from(list(patient.nodes), f"{patient.kind}/1")
+                await reached_from(list(patient.nodes), f"{patient.kind}/2")
                 async with (
-                    streaming(place.nodes[2].grpc, "worker/1") as one,
-                    streaming(place.nodes[0].grpc, "worker/2") as two,
+                    streaming(patient.nodes[2].grpc, f"{patient.kind}/1") as one,
+                    streaming(patient.nodes[0].grpc, f"{patient.kind}/2") as two,
                 ):
-                    before = await place.keys("agents/")
-                    for member in etcd.members:
+                    before = await patient.keys("agents/")
+                    for member in patient.etcd.members:
                         member.stop()
-                        await etcd.leader_other_than(member)
+                        await patient.etcd.leader_other_than(member)
                         await member.restart()
-                        await etcd.settled()
+                        await patient.etcd.settled()
                     assert (one.failed, two.failed) == ([], [])
-                    assert await place.keys("agents/") == before  # the same keys under the same leases
+                    assert await patient.keys("agents/") == before  # the same keys under the same leases
                     changes = len({node_id for _, _, node_id in watchers.reigns()}) - 1
                     assert changes <= 1
 
-    async def test_idle_agents_cost_etcd_nothing(self, etcd: WiredEtcd) -> None:
+    async def test_idle_agents_cost_etcd_nothing(self, patient: Place) -> None:
         """H8."""
-        async with mesh_on(etcd) as place, contextlib.AsyncExitStack() as stack:
-            for number in range(6):
-                node = place.nodes[number % 3]
-                stack.enter_context(agent_process(node.grpc, f"idle/{number}"))
-            for number in range(6):
-                await reached_from(list(place.nodes), f"idle/{number}")
-            leases = set((await place.keys()).values()) - {0}
+        async with contextlib.AsyncExitStack() as stack:
+            for number, node in enumerate(patient.nodes):
+                stack.enter_context(agent_process(node.grpc, f"{patient.kind}/{number}"))
+            for number, node in enumerate(patient.nodes):
+                await reached_from([node], f"{patient.kind}/{number}")
+            leases = set((await patient.keys()).values()) - {0}
             assert len(leases) <= 3 * 3  # a node's own, one for its agents, its candidacy's
-            before = await etcd.revision()
+            before = await patient.etcd.revision()
             await asyncio.sleep(5)  # in which nothing shall be written
-            assert await etcd.revision() - before <= 1
+            assert await patient.etcd.revision() - before <= 1

@@ -107,6 +107,11 @@ class EtcdMember:
         return self._process is not None
 
     @property
+    def process(self) -> subprocess.Popen[bytes] | None:
+        """The process, while it runs."""
+        return self._process
+
+    @property
     def pid(self) -> int:
         """The process id; the member must be running."""
         assert self._process is not None

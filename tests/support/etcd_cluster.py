@@ -28,7 +28,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from tests.support.etcd import EtcdCluster, EtcdMember, ServerTls, free_port
 from tools.faultproxy import FaultProxy
@@ -67,9 +67,9 @@ class WiredEtcd(EtcdCluster):
     def endpoints_for(self, client: str) -> list[str]:
         """The same through wires that only this client has."""
         if client not in self._clients:
-            self._clients[client] = {member.name: self._do(_opened(member.endpoint)) for member in self.members}
+            self._clients[client] = {member.name: self.do(_opened(member.endpoint)) for member in self.members}
             for name in self._isolated:
-                self._soon(self._clients[client][name].hold)
+                self.soon(self._clients[client][name].hold)
         return [wire.address for wire in self._clients[client].values()]
 
     def registry_for(self, client: str) -> str:
@@ -81,7 +81,7 @@ class WiredEtcd(EtcdCluster):
     def cut(self, one: EtcdMember, other: EtcdMember) -> None:
         """These two hear nothing of each other any more."""
         for names in ((one.name, other.name), (other.name, one.name)):
-            self._soon(self._between[names].hold)
+            self.soon(self._between[names].hold)
 
     def isolate(self, *members: EtcdMember, clients: bool = True) -> None:
         """These members hear nothing of the others any more (among them they do), nor of clients."""
@@ -96,21 +96,21 @@ class WiredEtcd(EtcdCluster):
     def cut_clients(self, member: EtcdMember) -> None:
         """No client reaches this member any more; its peers do."""
         for wires in self._clients.values():
-            self._soon(wires[member.name].hold)
+            self.soon(wires[member.name].hold)
 
     def cut_client(self, client: str, *members: EtcdMember, reset: bool = False) -> None:
         """This client reaches these members (none named: none at all) no more; with `reset` it is told at once."""
         for member in members or self.members:
             wire = self._clients[client][member.name]
-            self._soon(wire.hold)
+            self.soon(wire.hold)
             if reset:
-                self._soon(wire.reset)
+                self.soon(wire.reset)
 
     def heal(self) -> None:
         """All wires pass again, and what they held arrives."""
         self._isolated.clear()
         for wire in self._wires():
-            self._soon(wire.heal)
+            self.soon(wire.heal)
 
     # ---- by hand ----
 
@@ -185,7 +185,7 @@ class WiredEtcd(EtcdCluster):
                 self._between[one.name, other.name] = FaultProxy(other.peer_address)
             for member in self.members:
                 member.peers_dial = f"127.0.0.1:{free_port()}"
-                self._doors.append(self._do(self._door_of(member)))
+                self._doors.append(self.do(self._door_of(member)))
         self.endpoints_for("")
         super().start()
 
@@ -195,10 +195,24 @@ class WiredEtcd(EtcdCluster):
         if self._thread.is_alive():
             for door in self._doors:
                 self._loop.call_soon_threadsafe(door.close)
-            self._do(_close(self._wires()))
+            self.do(_close(self._wires()))
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(_LIMIT_S)
         self._loop.close()
+
+    # ---- the wires' own thread ----
+
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run this in the loop of the wires, and wait for it."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_LIMIT_S)
+
+    def soon(self, change: Callable[[], None]) -> None:
+        """Call this in the loop of the wires, and wait for it."""
+
+        async def changed() -> None:
+            change()
+
+        self.do(changed())
 
     # ---- inside ----
 
@@ -206,7 +220,9 @@ class WiredEtcd(EtcdCluster):
         """Where the others dial a member: each connection goes to the wire of whoever dialled."""
 
         def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            dialled = _owner(writer.get_extra_info("peername")[1], writer.get_extra_info("sockname")[1], self.members)
+            dialled = who_dialled(
+                writer.get_extra_info("peername")[1], writer.get_extra_info("sockname")[1], self.members
+            )
             if dialled is None:  # it has ended meanwhile
                 writer.transport.abort()
             else:
@@ -239,15 +255,6 @@ class WiredEtcd(EtcdCluster):
                 found.append((int(status.get("raftTerm", 0)), follows, member))
         return found
 
-    def _do(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_LIMIT_S)
-
-    def _soon(self, change: Callable[[], None]) -> None:
-        async def changed() -> None:
-            change()
-
-        self._do(changed())
-
 
 def etcd_cluster(members: int = 3, *, flags: Sequence[str] = (), tls: ServerTls | None = None) -> WiredEtcd:
     """A cluster to use in a `with` or `async with`; `flags` go to every member's command line."""
@@ -274,8 +281,21 @@ def _text(base64_key: str) -> str:
     return base64.b64decode(base64_key).decode()
 
 
-def _owner(port: int, door: int, members: Iterable[EtcdMember]) -> EtcdMember | None:
-    """The member that has a connection from this loopback port to that one: to others it may have one as well."""
+class Process(Protocol):
+    """An etcd member, a node."""
+
+    @property
+    def running(self) -> bool: ...
+
+    @property
+    def pid(self) -> int: ...
+
+
+P = TypeVar("P", bound=Process)
+
+
+def who_dialled(port: int, door: int, processes: Iterable[P]) -> P | None:
+    """Which one has a connection from this loopback port to that one: to others it may have one as well."""
     ends = [f"0100007F:{port:04X}", f"0100007F:{door:04X}"]
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
@@ -284,7 +304,7 @@ def _owner(port: int, door: int, members: Iterable[EtcdMember]) -> EtcdMember | 
             break
     else:
         return None
-    return next((member for member in members if member.running and socket in _open_files(member.pid)), None)
+    return next((each for each in processes if each.running and socket in _open_files(each.pid)), None)
 
 
 def _open_files(pid: int) -> set[str]:
