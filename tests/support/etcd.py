@@ -76,7 +76,8 @@ class EtcdMember:
 
     def __init__(self, name: str, folder: Path, flags: Sequence[str], tls: ServerTls | None) -> None:
         self.name = name
-        self._folder = folder
+        self.folder = folder
+        """Of the cluster; the member's data are below, under its name."""
         self._flags = list(flags)
         self._tls = tls
         self._process: subprocess.Popen[bytes] | None = None
@@ -124,7 +125,7 @@ class EtcdMember:
         command = [
             binary("etcd"),
             f"--name={self.name}",
-            f"--data-dir={self._folder / self.name}",
+            f"--data-dir={self.folder / self.name}",
             f"--listen-client-urls={client_url}",
             f"--advertise-client-urls={client_url}",
             f"--listen-peer-urls=http://{self.peer_address}",
@@ -142,7 +143,7 @@ class EtcdMember:
                 f"--cert-file={self._tls.cert}",
                 f"--key-file={self._tls.key}",
             ]
-        self._log = (self._folder / f"{self.name}.log").open("ab")
+        self._log = (self.folder / f"{self.name}.log").open("ab")
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log)
 
     def kill(self) -> None:
@@ -183,7 +184,7 @@ class EtcdMember:
     def wipe(self) -> None:
         """Remove all its data; it must not be running."""
         assert self._process is None
-        shutil.rmtree(self._folder / self.name)
+        shutil.rmtree(self.folder / self.name)
 
     async def restart(self) -> None:
         """Start it again after `kill` or `stop`, and wait until it answers."""
@@ -206,7 +207,7 @@ class EtcdMember:
         assert self._process is not None
         over = time.monotonic() > give_up
         if over or self._process.poll() is not None:
-            log = (self._folder / f"{self.name}.log").read_text(errors="replace")[-2_000:]
+            log = (self.folder / f"{self.name}.log").read_text(errors="replace")[-2_000:]
             raise RuntimeError(f"etcd {self.name} {'is not ready' if over else 'has ended'}:\n{log}")
 
     def _end(self, signum: signal.Signals) -> None:
