@@ -43,7 +43,7 @@ def give_up(state: State, request: Request, error: Error) -> None:
     """End a request with an error while an agent may be working on it: the agent is told, its slot waits for it."""
     request.lost_at = 0.0
     answer_error(state, request, error)
-    _let_go(state, request)
+    _let_go(state, request, cancels=not request.relayed or error.code != codes.TIMEOUT)
 
 
 def answer_error(state: State, request: Request, error: Error, *, by_agent: bool = False) -> None:
@@ -176,8 +176,12 @@ def traced(state: State, request: Request, outcome: str = "", journey: Journey |
     return found
 
 
-def _let_go(state: State, request: Request) -> None:
-    """Take the attempt back from its agent, or tell the agent to end it and wait for that."""
+def _let_go(state: State, request: Request, *, cancels: bool = True) -> None:
+    """Take the attempt back from its agent, or tell the agent to end it and wait for that.
+
+    A node that owns a message is not told that its time is over: it sees that by itself, and keeps that outcome; what
+    was cancelled may run again.
+    """
     attachment, item = request.attachment, request.item
     if attachment is None or item is None:
         release(state, request)
@@ -189,7 +193,8 @@ def _let_go(state: State, request: Request) -> None:
         release(state, request)
         return
     peer.link.withdraw(item)  # sent or not: after a cut it must not come again
-    tell_cancelled(state, request, attachment)
+    if cancels:
+        tell_cancelled(state, request, attachment)
     outcomes.shrink(request)
     request.timer = state.wheel.schedule(request, state.now + state.rules.cancel_grace_s)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.frame_pb2 import Signal, StreamCredit
 from agentreach.v1.registry_pb2 import DRAINING
 from agentreach.wire.link import Link
 from agentreach.wire.outbox import Item
 from reach.core import health
+from tests.scenarios.test_once_over_nodes import message_owned_by
 from tests.support.core import CoreMesh, Process, record
 from tests.support.cores import Cores
 
@@ -110,3 +113,22 @@ def take(caller: Process, message: str, up_to: int) -> None:
     entry = caller.replies_to(message)[0].entry
     caller.signal(Signal(stream_credit=StreamCredit(correlation_id=message, entry=entry, up_to=up_to)))
     caller.core.pump()
+
+
+@pytest.mark.parametrize("owner", [0, 1, 2])
+def test_a_message_whose_time_was_over_does_not_run_again_when_it_comes_by_any_node(owner: int) -> None:
+    cores = Cores(3)
+    first, second, home = cores.nodes
+    agent = home.agent("echo/1")
+    name = message_owned_by(cores.nodes[owner], first)
+    one, two = first.caller("one"), second.caller("two")
+    one.send(first.envelope("same", message_id=name, fresh=False, timeout_ms=300))
+    cores.advance(1.0)
+    assert one.error_of(name).code == codes.TIMEOUT and one.error_of(name).may_have_executed
+    for cancel in agent.cancels:
+        agent.refuse(cancel.correlation_id, codes.CANCELLED)
+    two.send(second.envelope("same", message_id=name, fresh=False, timeout_ms=5_000))
+    cores.pump()
+    assert len(agent.requests) == 1
+    assert two.error_of(name).code == codes.TIMEOUT
+    cores.assert_settled()
