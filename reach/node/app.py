@@ -29,7 +29,6 @@ from reach.adapters.memory_store import MemoryStore
 from reach.adapters.metrics import make_registry, render
 from reach.adapters.peer_queries import PeerQueries
 from reach.core import returning
-from reach.core.lineage import LineageKeys
 from reach.core.rules import Rules
 from reach.core.snapshots import SnapshotsUnavailable
 from reach.core.state import State
@@ -38,7 +37,7 @@ from reach.node.config import Config
 from reach.node.engine import Engine
 from reach.node.everywhere import Everywhere
 from reach.node.gauges import NodeGauges
-from reach.node.lineage_key import shared_key
+from reach.node.lineage_key import KEY_BYTES, named_by_itself, shared_key
 from reach.node.parts import Parts
 
 log = structlog.get_logger("reach")
@@ -79,7 +78,7 @@ def make_engine(config: Config, unix: float, incarnation: bytes = b"", lineage_k
         rng=fast,
         secrets=rng,
         nonce=incarnation[:8],
-        lineage=LineageKeys((1, lineage_key or os.urandom(32))),
+        lineage=named_by_itself(lineage_key or os.urandom(KEY_BYTES)),
         now=boot_time(),
         unix=unix,
     )
