@@ -1,7 +1,7 @@
 """The key that signs lineages, shared by all nodes of a mesh: made by the first, kept in the store.
 
-A lineage signed by one node is verified by others: an agent's nested calls enter at the agent's home, whichever node its
-caller used.
+A lineage signed by one node is verified by others: an agent's nested calls enter at the agent's home, whichever node
+its caller used.
 """
 
 from __future__ import annotations
