@@ -45,10 +45,7 @@ def admit(
     *,
     owned: bool = False,
 ) -> None:
-    """Take in one REQUEST that came by `port`; `spent_ms` of its time has passed since it was stamped.
-
-    `owned`: another node says that this one owns the message.
-    """
+    """Take in one REQUEST; `spent_ms` of its time has passed since it was stamped. `owned`: a node relayed it."""
     parent: Lineage | None = None
     lineage = envelope.lineage
     message_id = envelope.message_id
@@ -81,18 +78,13 @@ def admit(
     if left_s <= 0:
         refuse(state, port, envelope, source, _too_late(envelope))
         return
-    env = normalise_env(envelope.env)
-    key = (who.tenant, who.principal, env, message_id)
-    twin = state.by_key.get(key) or (state.relayed.get(key) if state.relayed else None)
+    key = (who.tenant, who.principal, normalise_env(envelope.env), message_id)
+    twin = state.by_key.get(key)
     fresh = envelope.fresh or node_made_id
-    if twin is not None:
-        if twin.stage is not Stage.SETTLED:
-            _join(state, port, envelope, twin, left_s, source)
+    if twin is not None or not fresh:
+        if _known(state, port, envelope, key, twin or state.relayed.get(key), left_s, source):
             return
-        outcomes.keep_unconfirmed(state, twin)
         fresh = False
-    if not fresh and _replayed(state, port, envelope, key, left_s, source):
-        return
     fault = _shut_door(state, envelope, parent)
     if fault is not None:
         refuse(state, port, envelope, source, fault)
@@ -106,6 +98,18 @@ def admit(
         once.place(state, request, envelope, parent)
     if callback is not None:
         callback.accept(envelope, key, request)
+
+
+def _known(
+    state: State, port: Port, envelope: Envelope, key: MessageKey, twin: Request | None, left_s: float, source: str
+) -> bool:
+    """True if this message is under way or finished here, and its sender has joined or been answered."""
+    if twin is not None:
+        if twin.stage is not Stage.SETTLED:
+            _join(state, port, envelope, twin, left_s, source)
+            return True
+        outcomes.keep_unconfirmed(state, twin)
+    return _replayed(state, port, envelope, key, left_s, source)
 
 
 def new_id(state: State) -> str:

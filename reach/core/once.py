@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 PATIENCE_S = 10.0  # so long an owner waits for those who have not answered
 LEFT_S = 0.1  # of the request's time, for saying so
 ROUND_S = 0.5  # who has not answered is asked again so often
-INQUIRIES_MAX = 10_000  # beyond, a message that nobody can be asked about is refused like one that nobody answered for
+INQUIRIES_MAX = 10_000  # beyond, it cannot be known whether a message has run
 
 
 # ---- whose it is ----

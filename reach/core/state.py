@@ -110,33 +110,13 @@ class State:
         self.next_number = 1
         self.outboxes = Shared(rules.outboxes_bytes_max)
         """What all links hold together."""
-        self.version_policies: dict[tuple[str, str], VersionPolicy] = {}
-        """By (env, agent type). While it is empty no decision costs anything for it."""
-        self.configs = Configs()
         self.peers: dict[str, Peer] = {}
-        self.nodes: dict[str, NodePeer] = {}
-        """The other nodes, by node_id."""
-        self.remote_agents = 0
-        """How many of the directory are attached to other nodes."""
-        self.loads = LoadsDue()
-        self.fence = Fence()
-        self.wants = Wants()
         self.tokens: dict[bytes, Peer] = {}
         self.lanes: dict[LaneKey, Lane] = {}
         self.lanes_ready: deque[Lane] = deque()
         self.snapshots_held = 0
         """Bytes of sessions' states that are being stored."""
-        self.relayed: dict[MessageKey, Request] = {}
-        """Requests that were given to the node that owns their message. (What this node owns is in `by_key`.)"""
-        self.inquiries: dict[int, Inquiry] = {}
-        """By number: requests that wait here, at their owner, until others have said whether they have them."""
-        self.asking: dict[int, Asking] = {}
-        """By nonce: questions of other nodes for which this one asks its processes."""
         self.topics = Topics()
-        self.interests = Interests()
-        """The topics that other nodes want."""
-        self.crossings: dict[int, tuple[Publishing, NodePeer]] = {}
-        """Events that crossed to other nodes, by number, whose counts have not come."""
         self.budget = RetryBudget()
         self.queue = _queue(rules)
         self.breakers_left: OrderedDict[tuple[str, str, str, bytes], Breaker] = OrderedDict()
@@ -148,6 +128,37 @@ class State:
         """When a draining node ends what then still runs."""
         self.moved_by = 0.0
         """Until then a draining node gives work to agents that have not gone elsewhere yet."""
+        self.arriving: dict[tuple[str, str, str], tuple[Identity, int]] = {}
+        """By (tenant, env, agent_id): whose registrations the store has not answered yet, and how many."""
+        self.overrun: set[Peer] = set()
+        """Links whose outbox holds more replies than it may: they end with this step."""
+        self.woken: set[Peer] = set()
+        self.calls: list[Call] = []
+        self.effects: deque[Effect] = deque()
+        self._know_no_node()
+
+    def _know_no_node(self) -> None:
+        """What is known of other nodes and of the registry, at the start."""
+        self.version_policies: dict[tuple[str, str], VersionPolicy] = {}
+        """By (env, agent type). While it is empty no decision costs anything for it."""
+        self.configs = Configs()
+        self.nodes: dict[str, NodePeer] = {}
+        """The other nodes, by node_id."""
+        self.remote_agents = 0
+        """How many of the directory are attached to other nodes."""
+        self.loads = LoadsDue()
+        self.fence = Fence()
+        self.wants = Wants()
+        self.relayed: dict[MessageKey, Request] = {}
+        """Requests that were given to the node that owns their message. (What this node owns is in `by_key`.)"""
+        self.inquiries: dict[int, Inquiry] = {}
+        """By number: requests that wait here, at their owner, until others have said whether they have them."""
+        self.asking: dict[int, Asking] = {}
+        """By nonce: questions of other nodes for which this one asks its processes."""
+        self.interests = Interests()
+        """The topics that other nodes want."""
+        self.crossings: dict[int, tuple[Publishing, NodePeer]] = {}
+        """Events that crossed to other nodes, by number, whose counts have not come."""
         self.peer_addresses: tuple[str, ...] = ()
         """Where the other nodes of the mesh are reached."""
         self.node_addresses: dict[str, str] = {}
@@ -158,13 +169,6 @@ class State:
         """The store did not answer when it was asked last."""
         self.lookups: dict[tuple[str, str, str], list[Parked]] = {}
         """By (tenant, env, agent_id) of an agent that the store is asked for: the requests that wait for the answer."""
-        self.arriving: dict[tuple[str, str, str], tuple[Identity, int]] = {}
-        """By (tenant, env, agent_id): whose registrations the store has not answered yet, and how many."""
-        self.overrun: set[Peer] = set()
-        """Links whose outbox holds more replies than it may: they end with this step."""
-        self.woken: set[Peer] = set()
-        self.calls: list[Call] = []
-        self.effects: deque[Effect] = deque()
 
     @property
     def unix(self) -> float:
