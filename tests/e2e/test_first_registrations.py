@@ -50,6 +50,8 @@ async def test_any_node_takes_a_newcomer(etcd: EtcdCluster) -> None:
         await leader_of(nodes)
         for number, node in enumerate(nodes):
             assert (await registers(node, f"new/{number}")).code == 0
+        pages = [(await asyncio.to_thread(node.get, "/metrics"))[1] for node in nodes]
+        assert sorted("reach_leader 1.0" in page for page in pages) == [False, False, True]
 
 
 async def test_when_the_leader_is_killed_the_known_do_not_wait_and_newcomers_not_long(etcd: EtcdCluster) -> None:

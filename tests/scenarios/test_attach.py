@@ -55,6 +55,22 @@ def test_answers_to_attaches_come_in_their_order_with_the_ids_the_node_assigned(
     assert third.agent_id.startswith("maker/") and len(third.agent_id) == len("maker/") + 8
 
 
+def test_an_attach_that_needs_no_store_is_answered_after_those_before_it_that_do() -> None:
+    core = CoreMesh()
+    process = core.agent("known/1")
+    core.holds_registrations = True
+    for name in ("new/1", "known/1", "Bad Type/1"):
+        process.signal(Signal(attach=frames.Attach(record=record(name))))
+    core.pump()
+    assert not process.got_signals("attached")
+    core.answer_store()
+    core.pump()
+    answers = [signal.attached for signal in process.got_signals("attached")]
+    assert [(each.agent_id, each.HasField("error")) for each in answers] == [
+        ("new/1", False), ("known/1", False), ("Bad Type/1", True),
+    ]  # fmt: skip
+
+
 def test_another_process_of_the_same_principal_takes_over_and_the_former_is_told() -> None:
     core = CoreMesh()
     old, caller = core.agent(), core.caller()
