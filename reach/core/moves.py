@@ -46,7 +46,7 @@ def begin(state: State, lane: Lane, limit_s: float) -> None:
     owner = lane.owner
     assert owner is not None and lane.move is None
     move = lane.move = Move(owner)
-    owner.moving.add(lane)
+    owner.moving[lane] = None
     lanes.leave_queue(lane)
     if lane.running:
         _go(state, lane, Step.ENDING, limit_s)
@@ -447,7 +447,7 @@ def _end(state: State, lane: Lane) -> None:
     state.lanes_ready.append(lane)
     lanes.watch(state, lane)
     if move is not None and move.left is not None:
-        move.left.moving.discard(lane)
+        move.left.moving.pop(lane, None)
         leaving.go_on(state, move.left)
 
 

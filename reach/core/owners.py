@@ -209,7 +209,7 @@ def own(state: State, lane: lanes.Lane, attachment: Attachment, epoch: int) -> N
     lane.verified_at = state.now
     lane.since = lane.since or epoch
     lane.awaited_until = 0.0
-    attachment.pinned.add(lane)
+    attachment.pinned[lane] = None
     state.directory.pin(attachment.agent)
 
 
@@ -220,7 +220,7 @@ def disown(state: State, lane: lanes.Lane) -> None:
         return
     lanes.leave_queue(lane)
     lane.owner = None
-    owner.pinned.discard(lane)
+    owner.pinned.pop(lane, None)
     state.directory.unpin(owner.agent)
 
 

@@ -255,10 +255,11 @@ class Attachment:
         """By message_id: what it runs for another life of this node, or of this link."""
         self.lanes_waiting: deque[Lane] = deque()
         """Lanes of this owner's sessions that wait for a slot, served in turn."""
-        self.pinned: set[Lane] = set()
+        self.pinned: dict[Lane, None] = {}
+        """Its sessions, in the order in which they came."""
         self.hooks = UNKNOWN
         """Whether it can hand its sessions over, as far as that is known."""
-        self.moving: set[Lane] = set()
+        self.moving: dict[Lane, None] = {}
         """Sessions on their way from it to others."""
         self.to_move: OrderedDict[Lane, None] = OrderedDict()
         """It leaves: those that are to go, in that order."""
