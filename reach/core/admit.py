@@ -35,17 +35,9 @@ PRIORITY_LANE = {pb.PRIORITY_UNSPECIFIED: 1, pb.HIGH: 0, pb.NORMAL: 1, pb.LOW: 2
 
 
 def admit(
-    state: State,
-    port: Port,
-    who: Identity,
-    envelope: Envelope,
-    spent_ms: int,
-    peer: Peer | None,
-    caller_id: str,
-    *,
-    owned: bool = False,
+    state: State, port: Port, who: Identity, envelope: Envelope, spent_ms: int, peer: Peer | None, caller_id: str
 ) -> None:
-    """Take in one REQUEST; `spent_ms` of its time has passed since it was stamped. `owned`: a node relayed it."""
+    """Take in one REQUEST that came by `port`; `spent_ms` of its time has passed since it was stamped."""
     parent: Lineage | None = None
     lineage = envelope.lineage
     message_id = envelope.message_id
@@ -92,7 +84,7 @@ def admit(
     request = open_request(state, port, envelope, key, left_s, peer, fresh)
     if node_made_id and callback is None:  # an accepted caller was told the id, and may use it again
         request.node_made_id = True
-    if fresh or owned or not state.nodes:
+    if fresh or not state.nodes:
         route.route(state, request, envelope, target, target_data, parent)
     else:
         once.place(state, request, envelope, parent)

@@ -107,7 +107,8 @@ def owner_lost(state: State, node: NodePeer) -> None:
 
 def place(state: State, request: Request, envelope: Envelope, parent: Lineage | None) -> None:
     """Give a message that is not fresh to its owner, which may be this node."""
-    other = owner(state, request.key) if not envelope.reply_topic else None
+    said_so = any(isinstance(each.port, NodePort) for each in request.waiters)  # by the node that relayed it
+    other = owner(state, request.key) if not envelope.reply_topic and not said_so else None
     if other is not None:
         request.parent = parent
         relay(state, request, envelope, other)
@@ -124,7 +125,7 @@ def admit_relayed(state: State, node: NodePeer, envelope: Envelope, spent_ms: in
     node.visiting[envelope.entry] = port
     who = Identity(tenant=envelope.tenant, principal=envelope.principal)
     envelope.fresh = False
-    admit.admit(state, port, who, envelope, spent_ms, None, envelope.source, owned=True)
+    admit.admit(state, port, who, envelope, spent_ms, None, envelope.source)
 
 
 # ---- who has it ----
