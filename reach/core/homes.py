@@ -20,7 +20,7 @@ from agentreach.v1.error_pb2 import Error
 from agentreach.v1.frame_pb2 import Handover, Signal
 from agentreach.wire.errors import failure
 from agentreach.wire.names import shown
-from reach.core import deadlines, lanes, moves, owners, settle
+from reach.core import deadlines, lanes, loops, moves, owners, settle
 from reach.core.agents import UNREACHABLE
 from reach.core.effects import ReadPin, RefreshPin
 from reach.core.requests import Attachment, Request
@@ -159,6 +159,17 @@ def visit(state: State, request: Request, envelope: Envelope, attachment: Attach
         else:
             read(state, lane)
     lane.used_at = state.now
+    request.ancestors = loops.ancestors(envelope.path) - {request.message_id}
+    held = lanes.held_by_its_callers(lane, request) if request.ancestors else ""
+    if held and agent.reentrant and lane.owner is attachment and lanes.able(attachment):
+        request.reentrant = True
+        lanes.start(state, lane, request, envelope)
+        return
+    if held:
+        state.stats.loops["would_deadlock"] += 1
+        *callers, _ = envelope.path
+        settle.fail(state, request, loops.deadlock(callers, agent.agent_id, held))
+        return
     _put(state, lane, request)
     lanes.advance(state, lane)
 

@@ -230,6 +230,19 @@ def advance(state: State, lane: Lane) -> None:
     forget_if_unknown(state, lane)
 
 
+def held_by_its_callers(lane: Lane, request: Request) -> str:
+    """What a call would wait for, if its own call tree or those that wait as it would hold that; empty: they do not."""
+    owner = lane.owner
+    holders, queue, what = [held.message_id for held in lane.running], [lane], f"session {lane.key[3]}"
+    if owner is not None and len(holders) < owner.agent.session_concurrency:
+        if owner.agent.has_slot:
+            return ""
+        holders, what = [held.message_id for held in owner.attempts.values()], f"every slot of {owner.agent.agent_id}"
+        queue += owner.lanes_waiting
+    waiting = [held.ancestors for one in queue for held in one.waiting]
+    return what if loops.would_deadlock(request.ancestors, holders, waiting) else ""
+
+
 def _waits_for_itself(state: State, lane: Lane, owner: Attachment) -> bool:
     """The head needs a slot, and its own call tree holds them all: it fails, or uses the tree's slot again."""
     request = lane.waiting[0]
@@ -242,11 +255,11 @@ def _waits_for_itself(state: State, lane: Lane, owner: Attachment) -> bool:
         request.reentrant = True
         start(state, lane, request, Envelope.FromString(request.data))
         return True
-    assert request.parent is not None
+    path = request.parent.path if request.parent is not None else Envelope.FromString(request.data).path
     request.lane = None
     state.stats.loops["would_deadlock"] += 1
     name = owner.agent.agent_id
-    settle.fail(state, request, loops.deadlock(request.parent.path, name, f"every slot of {name}"))
+    settle.fail(state, request, loops.deadlock(path, name, f"every slot of {name}"))
     return True
 
 

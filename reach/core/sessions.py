@@ -86,21 +86,14 @@ def _refusal(state: State, lane: lanes.Lane, pool: Pool, request: Request, paren
         )
     if not request.ancestors or parent is None:
         return None
-    holders = [held.message_id for held in lane.running]
-    queue = [lane]
-    what = f"session {lane.key[3]}"
-    if owner is not None and len(holders) < owner.agent.session_concurrency:
-        if owner.agent.has_slot:
-            return None
-        holders, what = [held.message_id for held in owner.attempts.values()], f"every slot of {owner.agent.agent_id}"
-        queue += owner.lanes_waiting
-    if not loops.would_deadlock(request.ancestors, holders, [held.ancestors for one in queue for held in one.waiting]):
+    held = lanes.held_by_its_callers(lane, request)
+    if not held:
         return None
     if owner is not None and owner.agent.reentrant and lanes.able(owner):
         request.reentrant = True
         return None
     state.stats.loops["would_deadlock"] += 1
-    return loops.deadlock(parent.path, str(pool.selector), what)
+    return loops.deadlock(parent.path, str(pool.selector), held)
 
 
 def _no_bytes(state: State) -> Error:
