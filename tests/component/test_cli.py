@@ -193,12 +193,6 @@ def test_what_cannot_be_meant_is_a_usage_error(arguments: list[str], words: str)
     assert words in " ".join(result.stderr.split())
 
 
-def test_data_that_looks_like_broken_json_is_sent_as_text_and_said_to_be(node: str) -> None:
-    result = run("call", "-c", "echo", "--url", node, '{"hello": "world"')
-    assert "looks like JSON, but is none (Expecting ',' delimiter" in result.stderr
-    assert "looks like JSON" not in run("call", "-c", "echo", "--url", node, "hello {world}").stderr
-
-
 def test_a_failed_call_says_from_whom_after_how_many_attempts_and_when_to_come_again() -> None:
     error = Overloaded(
         "busy now",

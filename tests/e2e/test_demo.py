@@ -160,6 +160,14 @@ def test_call_streams_items_as_they_come(demo: Demo) -> None:
     assert words[:3] == ["Let", "me", "see"]
 
 
+def test_data_that_looks_like_broken_json_is_sent_as_text_and_said_to_be(demo: Demo) -> None:
+    broken = reach(demo, "call", "-c", "echo", '{"hello": "world"')
+    assert broken.stdout.strip() == '{"hello": "world"'
+    assert "looks like JSON, but is none (Expecting ',' delimiter" in broken.stderr
+    text = reach(demo, "call", "-c", "echo", "hello {world}")
+    assert text.stdout.strip() == "hello {world}" and "looks like JSON" not in text.stderr
+
+
 def test_a_conversation_stays_with_one_instance(demo: Demo) -> None:
     answers = [
         json.loads(reach(demo, "call", "--type", "memory", "--session", "test", "--json", text).stdout)
