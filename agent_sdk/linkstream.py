@@ -334,6 +334,8 @@ class LinkStream:
         owner = self._owner
         await moving.free(owner, self.leaves_s if self.peers else None)
         await owner.dialler.enter_another(self._address, self.peers, self.leaves_s)
+        if not owner.homeless:
+            await asyncio.sleep(moving.SEEN_S)
         self._ended = Ended.MOVED
         if owner.calls.under_way or not owner.homeless:  # a goodbye would cancel the ones and count the others as gone
             self.reason = "moved to another node"

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from agent_sdk.pending import Call
 
 _ANSWERS_S = 2.0  # for answers that come soon; new requests wait for the next node meanwhile
+SEEN_S = 0.2  # for all nodes to see that an agent is registered at the next one, before it leaves this one
 _REFUSED_S = 3.0  # of nothing but refusals: another node may know better
 _LOOK_S = 0.05  # a few looks in a node's whole drain; an event would cost every call
 

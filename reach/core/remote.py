@@ -84,6 +84,7 @@ def agent_seen(state: State, record: AgentRecord, generation: int) -> None:
     attachment.look_at = NEVER
     agent.link = attachment
     agent.status = STARTING
+    was = STARTING if former is None else former.status
     if former is not None:
         _succeed(state, former, attachment)
     state.directory.add(agent)
@@ -93,6 +94,8 @@ def agent_seen(state: State, record: AgentRecord, generation: int) -> None:
     breakers.came(state, agent)
     loads.apply(state, attachment)
     if former is not None:
+        if former.incarnation == agent.incarnation and agent.status == STARTING and was in (HEALTHY, DEGRADED):
+            set_status(state, attachment, was)  # the same process: it is as well there, until its home says otherwise
         _take_over_requests(state, former, attachment)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from agentreach.v1 import error_pb2 as codes
-from reach.core import drains
+from agentreach.v1.registry_pb2 import HEALTHY, STARTING, AgentRecord
+from reach.core import drains, remote
 from tests.support.cores import Cores
 
 
@@ -74,3 +75,24 @@ def test_a_node_without_others_does_not_wait_for_its_agents_to_go() -> None:
     with home.step() as state:
         drains.node(state, 55.0)
         assert drains.moved(state)
+
+
+def test_an_agent_that_moves_is_as_well_at_the_next_node_until_that_says_otherwise() -> None:
+    """Its registration is seen before its new home has said a word of it: nobody may be told that it is starting."""
+    cores = Cores(3)
+    entry, home, other = cores.nodes
+    agent, caller = home.agent("echo/1"), entry.caller()
+    cores.advance(60)
+    (attachment,) = [each for node in entry.state.nodes.values() for each in node.agents.values()]
+    record = AgentRecord(
+        agent_id="echo/1", agent_type="echo", tenant="default", env="production", node_id=other.state.rules.node_id,
+        incarnation=attachment.agent.incarnation,
+    )  # fmt: skip
+    with entry.step() as state:
+        remote.agent_seen(state, record, attachment.agent.generation + 1)
+    assert entry.status("echo/1") == HEALTHY
+    with entry.step() as state:
+        record.incarnation = b"another process"
+        remote.agent_seen(state, record, attachment.agent.generation + 2)
+    assert entry.status("echo/1") == STARTING
+    assert agent.connected and caller.connected
