@@ -16,6 +16,7 @@ from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope, Target
 from agentreach.v1.frame_pb2 import Found, Lookup, MessageKey, Signal
 from agentreach.wire.errors import failure
+from agentreach.wire.names import normalise_env
 from reach.core import admit, claims, credit, nodes, outcomes, route, settle, writing
 from reach.core.agents import UNREACHABLE, Agent
 from reach.core.claims import Inquiry
@@ -126,6 +127,9 @@ def admit_relayed(state: State, node: NodePeer, envelope: Envelope, spent_ms: in
     who = Identity(tenant=envelope.tenant, principal=envelope.principal)
     envelope.fresh = False
     admit.admit(state, port, who, envelope, spent_ms, None, envelope.source)
+    found = state.by_key.get((who.tenant, who.principal, normalise_env(envelope.env), envelope.message_id))
+    if found is not None and any(waiter.port is port for waiter in found.waiters):
+        port.request = found
 
 
 # ---- who has it ----
@@ -156,8 +160,8 @@ def _ask(state: State, inquiry: Inquiry) -> None:
     """One round: everybody who may have it and can be asked is; who cannot be is missing."""
     request = inquiry.request
     tenant, principal, env, message_id = request.key
-    inquiry.nonce = state.next_number
-    state.next_number += 1
+    inquiry.rounds += 1
+    inquiry.nonce = request.number << claims.ROUND_BITS | inquiry.rounds & 0xFF
     inquiry.waiting.clear()
     inquiry.missing.clear()
     key = MessageKey(tenant=tenant, principal=principal, env=env, message_id=message_id)
@@ -187,11 +191,11 @@ def _ask(state: State, inquiry: Inquiry) -> None:
 
 def told(state: State, peer: object, found: Found) -> None:
     """A node or a process answers."""
-    inquiry = next((each for each in state.inquiries.values() if each.nonce == found.nonce), None)
+    inquiry = state.inquiries.get(found.nonce >> claims.ROUND_BITS)
     if inquiry is None:
         claims.told(state, peer, found)
         return
-    if peer not in inquiry.waiting:
+    if inquiry.nonce != found.nonce or peer not in inquiry.waiting:
         return
     inquiry.waiting.discard(peer)
     for item in found.items:
@@ -227,11 +231,11 @@ def _to_who_has_it(state: State, inquiry: Inquiry, peer: object, item: Found.Ite
     if _end(state, inquiry):
         state.stats.duplicates["joined" if item.state == Found.RUNNING else "replayed"] += 1
         request.reentrant = True  # it has its slot, and its place in its lane
-        request.retriable = request.idempotent and request.lane is None
+        envelope = Envelope.FromString(request.data)
+        request.retriable = request.idempotent and not envelope.session_id  # nobody but its owner
         request.credit = credit.UNBOUNDED
         request.routed = "the agent that has it"
         request.tied = True
-        envelope = Envelope.FromString(request.data)
         envelope.resent = True
         route.hand_over(state, request, envelope, attachment, request.parent)
     return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.frame_pb2 import Signal, StreamCredit
 from agentreach.v1.registry_pb2 import DRAINING
@@ -132,3 +133,20 @@ def test_a_message_whose_time_was_over_does_not_run_again_when_it_comes_by_any_n
     assert len(agent.requests) == 1
     assert two.error_of(name).code == codes.TIMEOUT
     cores.assert_settled()
+
+
+def test_a_sessions_message_that_its_owner_has_goes_to_nobody_else() -> None:
+    cores = Cores(3)
+    entry, first, home = cores.nodes
+    first.pins = home.pins = entry.pins
+    agent = home.agent("chat/1")
+    one, two = first.caller("one"), entry.caller("two")
+    name = message_owned_by(entry, entry)
+    fields = {"message_id": name, "agent_type": "chat", "session_id": "s", "idempotent": True, "timeout_ms": 9_000}
+    one.request("hi", profile=pb.CACHE, **fields)
+    assert agent.has(name)
+    other = entry.agent("chat/2")
+    cores.kill(first)
+    two.request("hi", fresh=False, profile=pb.CACHE, **fields)
+    cores.advance(3.0)
+    assert not other.has(name)
