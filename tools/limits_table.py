@@ -137,6 +137,7 @@ LIMITS: dict[str, tuple[Bound, ...]] = {
         Bound("requests that wait for one of these answers", "reach.core.lookups.PARKED_MAX", "the same"),
         Bound("messages that agents said they hold when they attached", "reach.core.brought.HELD_MAX",
               "the oldest are forgotten, and their slots given back"),
+        Bound("other nodes", "reach.core.nodes.NODES_MAX", "the stream ends: goodbye PROTOCOL_ERROR"),
         Bound("messages sent before, of which other nodes are asked", "reach.core.once.INQUIRIES_MAX",
               "AGENT_LOST: it cannot be known whether it ran"),
         Bound("questions of other nodes about such messages", "reach.core.claims.ASKING_MAX",

@@ -108,6 +108,12 @@ METRICS: tuple[Metric, ...] = (
         (),
         "Slots taken back because an agent did not confirm the end of a cancelled handler in time.",
     ),
+    Metric(
+        "reach_home_refusals_total",
+        "counter",
+        (),
+        "Requests that another node did not give to its agent: this node's picture of it was old. No failed attempts.",
+    ),
     Metric("reach_link_resumes_total", "counter", (), "Links that went on after their stream was cut."),
     Metric("reach_outbox_envelopes", "gauge", ("agent_id",), "Envelopes that wait for an agent's link to take them."),
     Metric(
@@ -247,6 +253,7 @@ def _events_of_the_node(stats: Stats) -> Iterator[Family]:
     yield _counter("reach_retries_total", stats.retries)
     yield _counter("reach_retries_suppressed_total", stats.retries_suppressed)
     yield _counter("reach_forced_releases_total", stats.forced_releases)
+    yield _counter("reach_home_refusals_total", stats.home_refusals)
     yield _counter("reach_link_resumes_total", stats.link_resumes)
     yield _counter("reach_slow_consumers_total", stats.slow_consumers)
     events = {

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from reach.core.nodes import NodePeer
     from reach.core.state import State
 
+ROUND_BITS = 8  # of a question's nonce count its rounds; the rest is a number of this node
 PROCESSES_WAIT_S = 0.4  # less than a round of the asking node
 ASKING_MAX = 10_000  # questions of other nodes under way here; beyond, they get no answer and ask again
 
@@ -28,13 +29,14 @@ ASKING_MAX = 10_000  # questions of other nodes under way here; beyond, they get
 class Inquiry:
     """A message that waits at its owner until others have said whether they have it."""
 
-    __slots__ = ("missing", "nonce", "request", "target", "timer", "until", "waiting")
+    __slots__ = ("missing", "nonce", "request", "rounds", "target", "timer", "until", "waiting")
 
     def __init__(self, request: Request, target: Target, until: float) -> None:
         self.request = request
         self.target = Target()
         self.target.CopyFrom(target)
         self.until = until
+        self.rounds = 0
         self.nonce = 0
         """Of the present round."""
         self.waiting: set[Peer] = set()
@@ -70,7 +72,7 @@ def asked(state: State, node: NodePeer, lookup: Lookup) -> None:
         return
     if len(state.asking) >= ASKING_MAX:
         return
-    nonce = state.next_number
+    nonce = state.next_number << ROUND_BITS  # a number that is no request's
     state.next_number += 1
     asking = Asking(node, answer, nonce)
     for peer in _processes(state, lookup, unknown[0].tenant, unknown[0].env):

@@ -29,6 +29,7 @@ AgentKey = tuple[str, str, str]
 """(tenant, env, agent_id)."""
 
 _RANDOM_BITS = 128
+NODES_MAX = 1_000  # of which one has said hello before its key was seen in the store
 _BEAT_S = 5.0  # a node says something at least so often
 _SILENT_S = 4 * _BEAT_S  # a link that says nothing for so long is cut
 
@@ -110,6 +111,8 @@ def refusal(state: State, message: pb.NodeHello) -> str:
         return f"this is node {own}, not {message.to_node_id}"
     if message.node_id >= own:
         return f"node {own} dials node {message.node_id}, not the other way round"
+    if message.node_id not in state.nodes and len(state.nodes) >= NODES_MAX:
+        return f"node {own} knows {len(state.nodes)} other nodes, as many as it may"
     return ""
 
 

@@ -114,6 +114,12 @@ def admit_from(state: State, node: NodePeer, envelope: Envelope, spent_ms: int) 
         return
     if state.wants.granted and not envelope.session_id:
         wants.redeem(state, node, agent)
+    if _waits_for_itself(envelope, agent, attachment):
+        state.stats.loops["would_deadlock"] += 1
+        *callers, _ = envelope.path
+        error = loops.deadlock(callers, agent.agent_id, "every slot")
+        port.deliver(settle.error_reply(error, envelope.message_id, envelope.trace_id).SerializeToString(), 1)
+        return
     fault = _refusal(state, envelope, agent, attachment)
     if fault is not None:
         tell(state, node, entry, attempt, REFUSED, fault)
@@ -155,6 +161,7 @@ def _join(state: State, port: NodePort, envelope: Envelope, twin: Request, left_
         state.stats.duplicates["joined"] += 1
         twin.fresh = False
         twin.waiters.append(Waiter(port, twin.message_id, state.now + left_s + SLACK_S))
+        port.request = twin
         port.node.visiting[port.entry] = port
         twin.deadline = max(twin.deadline, state.now + left_s)
         deadlines.reschedule(state, twin)
@@ -178,6 +185,14 @@ def _refusal(state: State, envelope: Envelope, agent: Agent, attachment: Attachm
     if agent.has_slot or _tree_holds(envelope, agent, attachment):
         return None
     return failure(codes.OVERLOADED, f"every slot of {agent.agent_id} is taken", agent_id=agent.agent_id)
+
+
+def _waits_for_itself(envelope: Envelope, agent: Agent, attachment: Attachment) -> bool:
+    """It would wait for a slot, and its own callers hold them all."""
+    if envelope.session_id or envelope.resent or agent.has_slot or agent.reentrant:
+        return False
+    callers = loops.ancestors(envelope.path) - {envelope.message_id}
+    return loops.would_deadlock(callers, [held.message_id for held in attachment.attempts.values()])
 
 
 def _tree_holds(envelope: Envelope, agent: Agent, attachment: Attachment) -> bool:
@@ -209,25 +224,23 @@ def cancel(state: State, node: NodePeer, envelope: Envelope) -> None:
 
 
 def _leave(state: State, port: NodePort, why: str) -> None:
-    request = request_of(state, port)
-    if request is None:
+    request = request_of(port)
+    waiter = next((each for each in request.waiters if each.port is port), None) if request is not None else None
+    if request is None or waiter is None:
         port.node.visiting.pop(port.entry, None)
         return
-    waiter = next(each for each in request.waiters if each.port is port)
     waiters.leave(state, request, waiter, failure(codes.CANCELLED, why, retryable=False))
 
 
-def request_of(state: State, port: NodePort) -> Request | None:
+def request_of(port: NodePort) -> Request | None:
     """The request that this port waits for: its own, or the one that it joined."""
-    if port.request is not None:
-        return port.request if not port.request.is_settled else None
-    return next((each for each in state.requests.values() if any(one.port is port for one in each.waiters)), None)
+    return None if port.request is None or port.request.is_settled else port.request
 
 
 def grant(state: State, node: NodePeer, message: StreamCredit) -> None:
     """The entry's callers take more items."""
     port = node.visiting.get(message.entry)
-    request = request_of(state, port) if port is not None else None
+    request = request_of(port) if port is not None else None
     if request is None:
         return
     for waiter in request.waiters:
