@@ -231,15 +231,19 @@ def own_slot(state: State, pool: Pool, request: Request) -> Agent | None:
     if not request.ancestors:
         return None
     for agent in pool.tiers[FULL].agents:
-        if agent.reentrant and not agent.saturated and _holds(agent, request.ancestors):
+        if agent.reentrant and not agent.saturated and not request.ancestors.isdisjoint(_holders(agent, request)):
             return agent
     return None
 
 
-def _holds(agent: Agent, ancestors: frozenset[str]) -> bool:
+def _holders(agent: Agent, request: Request) -> set[str]:
+    """The message_ids in the agent's slots: those of this node; of an agent elsewhere also what the path tells."""
     attachment = agent.link
     assert isinstance(attachment, Attachment)
-    return any(held.message_id in ancestors for held in attachment.attempts.values())
+    held = {each.message_id for each in attachment.attempts.values()}
+    if attachment.remote and request.parent is not None:
+        held |= {hop.message_id for hop in request.parent.path if hop.agent_id == agent.agent_id} & request.ancestors
+    return held
 
 
 def hand_over(
@@ -319,7 +323,10 @@ def _deadlock(state: State, pool: Pool, request: Request) -> Error | None:
     full = pool.tiers[FULL].agents
     if request.parent is None or not all(agent.max_concurrency and not agent.saturated for agent in full):
         return None
-    holders = [held.message_id for agent in full for held in _attempts(agent)]
+    held = [_holders(agent, request) for agent in full]
+    if any(len(ids) < agent.max_concurrency and _is_remote(agent) for agent, ids in zip(full, held, strict=True)):
+        return None  # other nodes' callers hold some, and can finish
+    holders = [message_id for ids in held for message_id in ids]
     queued = [held.ancestors for held in state.queue.waiting(pool.selector)]
     if not loops.would_deadlock(request.ancestors, holders, queued):
         return None
@@ -356,10 +363,8 @@ def _oversize(state: State, size: int) -> Error:
     )
 
 
-def _attempts(agent: Agent) -> list[Request]:
-    attachment = agent.link
-    assert isinstance(attachment, Attachment)
-    return list(attachment.attempts.values())
+def _is_remote(agent: Agent) -> bool:
+    return isinstance(agent.link, Attachment) and agent.link.remote
 
 
 def _counts(pool: Pool) -> dict[str, str]:
