@@ -50,6 +50,24 @@ def test_an_acknowledgement_that_comes_after_the_handler_began_does_not_move_the
     assert spans(found) == [("at the node", 10), ("on its way to the agent", 10), ("in the handler", 80)]
 
 
+def test_a_message_that_crossed_nodes_is_shown_from_node_to_node_and_what_the_home_saw_counts() -> None:
+    crossed = TracedMessage(message_id="m1", source="caller/x", agent_id="a/1", outcome="OK")
+    for node_id, name, offset_us in (
+        ("n1", "received", 0), ("n1", "routed", 10), ("n1", "delivered", 20),
+        ("n2", "received", 320), ("n2", "routed", 330), ("n2", "delivered", 340), ("n2", "started", 800),
+        ("n1", "started", 900), ("n1", "accepted", 950), ("n2", "accepted", 960),
+        ("n2", "replied", 5_000), ("n1", "replied", 5_400),
+    ):  # fmt: skip
+        stage = crossed.stages.add(name=name, node_id=node_id, offset_us=offset_us, attempt=1)
+        stage.at.FromMicroseconds(START_US + offset_us)
+    (found,) = timeline.messages(GetTraceReply(messages=[crossed]))
+    assert spans(found) == [
+        ("at n1", 10), ("in the link's outbox", 10), ("on its way to n2", 300),
+        ("at n2", 10), ("in the link's outbox", 10), ("on its way to the agent", 460),
+        ("in the handler", 4_200), ("on its way to n1", 400),
+    ]  # fmt: skip
+
+
 def test_a_second_attempt_has_spans_of_its_own() -> None:
     stages = [
         ("received", 0, 0, ""),
