@@ -91,7 +91,8 @@ def one_message_has_one_outcome(world: World, ask: Ask) -> str:
         one, two = runs.get(ask.run), runs.get(other.run)
         if one is None or two is None or _forgotten(world, one) or _forgotten(world, two):
             continue
-        if not ask.idempotent or (one.process.alive and two.process.alive):  # agents keep large and streamed replies
+        # Agents keep large and streamed replies; one that is away, or slow to repeat them, may be gone round.
+        if not ask.idempotent or (one.process.alive and two.process.alive and ask.kind != "stream"):
             return f"{ask} was answered by run {ask.run}, {other} by run {other.run}"
     return ""
 
