@@ -7,7 +7,7 @@
 Data is text (answered as it is) or an object: {"n": 1, "sleep": 0.5} is answered with its n after sleeping; `block`
 stops the loop, `die` ends the process, `forever` never ends, `raise` raises, `stream` yields numbers with a pause
 between. Each run is written down before anything else, in a file that outlives the process: the external counter of
-side effects.
+side effects. `recorded` is another one, for the turns of sessions: see `tests.support.turns`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_sdk import Agent, Context, Mesh, ReachError
+from tests.support import turns
 from tests.support.node import NodeProcess
 
 LINK_DEAD_S = 3 * 0.5  # three of QUICK's heartbeats
@@ -79,7 +80,9 @@ async def act(data: Any, ctx: Context, name: str) -> Any:
     return name if data.get("who") else data.get("n")
 
 
-def make(name: str, url: str, written: Path | None = None, topic: str = "", **more: Any) -> Agent:
+def make(
+    name: str, url: str, written: Path | None = None, topic: str = "", recorded: Path | None = None, **more: Any
+) -> Agent:
     """An agent of this kind; `written`: the file of its runs; `topic`: one whose events it takes, and writes down."""
     agent = Agent(name, url=url, **{"drain_timeout": 5.0, **more})
 
@@ -91,7 +94,8 @@ def make(name: str, url: str, written: Path | None = None, topic: str = "", **mo
     @agent.handler
     async def work(data: Any, ctx: Context) -> Any:
         write_down(data)
-        return await act(data, ctx, agent.agent_id)
+        with turns.recorded(recorded, ctx, data):
+            return await act(data, ctx, agent.agent_id)
 
     if topic:
 
@@ -188,6 +192,7 @@ def main() -> None:
     parser.add_argument("url")
     parser.add_argument("name")
     parser.add_argument("--written", type=Path)
+    parser.add_argument("--recorded", type=Path)
     parser.add_argument("--max", type=int, default=0)
     parser.add_argument("--drain", type=float, default=5.0)
     parser.add_argument("--capabilities", default="")
@@ -206,7 +211,7 @@ def main() -> None:
     if options.pool:
         agent = make_pooled(options.name, options.url, options.written, **more)
     else:
-        agent = make(options.name, options.url, options.written, options.topic, **more)
+        agent = make(options.name, options.url, options.written, options.topic, options.recorded, **more)
     if options.collect:
         gc.set_threshold(1)
     agent.run()

@@ -44,6 +44,8 @@ class Outcome:
     took_s: float
     timeout_s: float
     told: str
+    what: str = "request"
+    """Or "stream", or "session"."""
 
     def faults(self, runs: int) -> list[str]:
         """What is wrong with it, if its handler ran so often."""
@@ -79,12 +81,22 @@ class Book:
 
     def begin(self, mesh: Mesh, agent_type: str, count: int = 1, **how: Any) -> range:
         """Ask so often, each beside the others; their numbers."""
-        numbers = range(self._next, self._next + count)
-        self._next += count
+        numbers = self.numbers(count)
         for number in numbers:
             task = asyncio.create_task(self._ask(mesh, number, agent_type, **how), name=f"ask {number}")
             self._asking.add(task)
         return numbers
+
+    def numbers(self, count: int) -> range:
+        """Numbers that no other request has."""
+        self._next += count
+        return range(self._next - count, self._next)
+
+    async def one(self, mesh: Mesh, agent_type: str, **how: Any) -> Outcome:
+        """Ask once and wait for what it is told."""
+        (number,) = self.begin(mesh, agent_type, **how)
+        await asyncio.gather(*(task for task in self._asking if task.get_name() == f"ask {number}"))
+        return self.outcomes[number]
 
     async def _ask(
         self, mesh: Mesh, number: int, agent_type: str, *, timeout: float = 15.0, idempotent: bool = False,
@@ -104,7 +116,8 @@ class Book:
             code, may, told = str(error.code), error.may_have_executed, str(error)
         assert number not in self.outcomes, f"{number} was answered twice"
         took_s = time.monotonic() - began
-        self.outcomes[number] = Outcome(number, code, may, idempotent, took_s, timeout, told)
+        what = "stream" if stream else "session" if "session" in how else "request"
+        self.outcomes[number] = Outcome(number, code, may, idempotent, took_s, timeout, told, what)
 
     async def _stream(self, mesh: Mesh, number: int, count: int, lasting_s: float, **how: Any) -> None:
         data = {"n": number, "stream": count, "pause": lasting_s / count}

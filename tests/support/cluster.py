@@ -73,8 +73,11 @@ class NodeCluster:
         self.nodes: list[ClusterNode] = []
         for number in range(1, size + 1):
             node_id = f"node-{number}"
-            own = {"registry": _registry(etcd, node_id), **settings}
-            self.nodes.append(ClusterNode(node_id, own))
+            self.nodes.append(ClusterNode(node_id, {**self.own(node_id), **settings}))
+
+    def own(self, node_id: str) -> dict[str, object]:
+        """The settings that this node alone has."""
+        return {"registry": _registry(self.etcd, node_id)}
 
     def __getitem__(self, place: int) -> ClusterNode:
         return self.nodes[place]
