@@ -236,7 +236,7 @@ def _to_who_has_it(state: State, inquiry: Inquiry, peer: object, item: Found.Ite
         request.credit = credit.UNBOUNDED
         request.routed = "the agent that has it"
         request.tied = True
-        envelope.resent = True
+        envelope.resent, envelope.epoch = True, 0  # whoever has the session now: this process has the message
         route.hand_over(state, request, envelope, attachment, request.parent)
     return True
 

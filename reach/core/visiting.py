@@ -130,9 +130,9 @@ def admit_from(state: State, node: NodePeer, envelope: Envelope, spent_ms: int) 
     request = _open(state, port, envelope, key, left_s)
     if left_s <= 0:
         settle.fail(state, request, deadlines.timed_out(request))
-    elif envelope.session_id:
+    elif envelope.session_id and (envelope.epoch or not envelope.resent):
         homes.visit(state, request, envelope, attachment)
-    else:
+    else:  # without an epoch: its agent was found to have it, and joins or replays
         request.reentrant = not agent.has_slot  # `_refusal` says why it may
         hand_over(state, request, envelope, attachment)
 
