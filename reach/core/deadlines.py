@@ -70,7 +70,7 @@ def on_timer(state: State, request: Request) -> None:
         item, attachment = request.item, request.attachment
         if item is not None and attachment is not None and item.seq and not item.accepted and attachment.peer.connected:
             health.unacknowledged(state, attachment, item)
-        if item is not None and item.seq:
+        if item is not None and item.seq and (request.started or not request.waits_at_home):
             breakers.failed(state, request, Failed.TIMEOUT)
         settle.give_up(state, request, timed_out(request))
         return

@@ -201,6 +201,11 @@ class Request:
         self.excluded = NO_AGENTS
 
     @property
+    def waits_at_home(self) -> bool:
+        """It is a session's message for an agent of another node: until it is started it waits for others there."""
+        return self.lane is not None and self.attachment is not None and self.attachment.remote
+
+    @property
     def is_settled(self) -> bool:
         """True once its outcome was told."""
         return self.stage is Stage.SETTLED

@@ -288,7 +288,7 @@ def hand_over(
         return
     if agent.suspect:
         breakers.began(state, agent)
-    if request.idempotent:
+    if request.idempotent and not request.waits_at_home:
         _limit_attempt(state, request, envelope)
     put_on_link(state, request, attachment)
 

@@ -150,3 +150,36 @@ def test_a_sessions_message_that_its_owner_has_goes_to_nobody_else() -> None:
     two.request("hi", fresh=False, profile=pb.CACHE, **fields)
     cores.advance(3.0)
     assert not other.has(name)
+
+
+def test_a_sessions_messages_keep_their_order_however_long_they_wait_at_its_owners_home() -> None:
+    cores = Cores(2)
+    entry, home = cores.nodes
+    home.pins = entry.pins
+    agent, caller = home.agent("chat/1"), entry.caller()
+    sent = [
+        caller.request(
+            str(number), agent_type="chat", session_id="s", idempotent=True, profile=pb.RPC, timeout_ms=9_000
+        )
+        for number in range(6)
+    ]
+    cores.advance(5.0)
+    for message in sent:
+        agent.answer(message)
+    assert [envelope.message_id for envelope in agent.requests] == sent
+    assert [envelope.attempt for envelope in agent.requests] == [1] * 6
+    cores.assert_settled()
+
+
+def test_who_waits_at_a_home_for_other_messages_of_its_session_trips_no_breaker() -> None:
+    cores = Cores(2)
+    entry, home = cores.nodes
+    home.pins = entry.pins
+    agent, caller = home.agent("chat/1"), entry.caller()
+    first = caller.request(agent_type="chat", session_id="s", timeout_ms=60_000)
+    for _ in range(10):
+        caller.request(agent_type="chat", session_id="s", timeout_ms=2_000)
+    cores.advance(3.0)
+    agent.answer(first)
+    agent.answer(caller.request(agent_type="chat"))
+    cores.assert_settled()
