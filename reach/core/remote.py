@@ -84,7 +84,7 @@ def agent_seen(state: State, record: AgentRecord, generation: int) -> None:
     attachment.look_at = NEVER
     agent.link = attachment
     agent.status = STARTING
-    was = STARTING if former is None else former.status
+    was = STARTING if former is None else _was(former)
     if former is not None:
         _succeed(state, former, attachment)
     state.directory.add(agent)
@@ -97,6 +97,14 @@ def agent_seen(state: State, record: AgentRecord, generation: int) -> None:
         if former.incarnation == agent.incarnation and agent.status == STARTING and was in (HEALTHY, DEGRADED):
             set_status(state, attachment, was)  # the same process: it is as well there, until its home says otherwise
         _take_over_requests(state, former, attachment)
+
+
+def _was(former: Agent) -> int:
+    """What an agent was where it comes from; that its node is leaving says nothing about it."""
+    node = former.link.peer if isinstance(former.link, Attachment) else None
+    if former.status == DEGRADED and isinstance(node, nodes.NodePeer) and node.draining:
+        return HEALTHY
+    return former.status
 
 
 def _send_forgotten(state: State, attachment: Attachment) -> None:
@@ -231,6 +239,11 @@ def comes_home(state: State, former: Agent, attachment: Attachment) -> None:
     owners.home_left(state, old)
     if former.incarnation != attachment.agent.incarnation:
         losses.agent_gone(state, old, "another process took over its agent_id")
+        return
+    attachment.agent.warm_since = former.warm_since
+    if (was := _was(former)) in (HEALTHY, DEGRADED):  # it comes back, which is no new start
+        attachment.agent.status = was
+        state.directory.changed(attachment.agent)
 
 
 # ---- the link to the home ----

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from agentreach.v1 import error_pb2 as codes
-from agentreach.v1.registry_pb2 import HEALTHY, STARTING, AgentRecord
+from agentreach.v1.registry_pb2 import DEGRADED, HEALTHY, STARTING, AgentRecord
 from reach.core import drains, remote
+from tests.support.core import record
 from tests.support.cores import Cores
 
 
@@ -84,15 +85,33 @@ def test_an_agent_that_moves_is_as_well_at_the_next_node_until_that_says_otherwi
     agent, caller = home.agent("echo/1"), entry.caller()
     cores.advance(60)
     (attachment,) = [each for node in entry.state.nodes.values() for each in node.agents.values()]
-    record = AgentRecord(
+    seen = AgentRecord(
         agent_id="echo/1", agent_type="echo", tenant="default", env="production", node_id=other.state.rules.node_id,
         incarnation=attachment.agent.incarnation,
     )  # fmt: skip
     with entry.step() as state:
-        remote.agent_seen(state, record, attachment.agent.generation + 1)
+        remote.agent_seen(state, seen, attachment.agent.generation + 1)
     assert entry.status("echo/1") == HEALTHY
     with entry.step() as state:
-        record.incarnation = b"another process"
-        remote.agent_seen(state, record, attachment.agent.generation + 2)
+        seen.incarnation = b"another process"
+        remote.agent_seen(state, seen, attachment.agent.generation + 2)
     assert entry.status("echo/1") == STARTING
     assert agent.connected and caller.connected
+
+
+def test_an_agent_that_comes_from_another_node_is_no_new_start() -> None:
+    cores = Cores(2)
+    entry, home = cores.nodes
+    agent, caller = home.agent("echo/1"), entry.caller()
+    cores.advance(60)
+    home.state.peer_addresses = ("10.0.0.1:7070",)
+    with home.step() as state:
+        drains.node(state, 55.0)
+    cores.pump()
+    assert entry.status("echo/1") == DEGRADED
+    moved = entry.process("moved")
+    moved.forget()
+    moved.incarnation, moved.answers_probes = agent.incarnation, False
+    moved.connect(record("echo/1"))
+    assert entry.status("echo/1") == HEALTHY, "before it has answered anything there"
+    assert moved.has(caller.request())
