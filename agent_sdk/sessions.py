@@ -95,11 +95,13 @@ def _check(what: str, fn: Any, *names: str) -> list[inspect.Parameter]:
 
 
 class _Track:
-    __slots__ = ("epoch", "handled", "turn")
+    __slots__ = ("epoch", "handled", "lived", "turn")
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         self.turn = 0
+        self.lived = False
+        """It had a turn here."""
         self.handled: deque[Key] = deque(maxlen=limits.SESSION_HANDLED_MAX)
 
 
@@ -153,6 +155,7 @@ class Sessions:
         else:
             self._tracks.move_to_end(session_id)
         track.turn += 1
+        track.lived = True
         if kept and (self._hooks.release is not None or self._hooks.restore is not None):
             self._note(track, work.key)
         if work.checkpoint is not None:
@@ -225,7 +228,7 @@ class Sessions:
             answer = await work
         finally:
             self._under_way.pop(what, None)
-        if not (answer.session_snapshot.HasField("error") or answer.session_ready.HasField("error")):
+        if what[0] == "release" and not answer.session_snapshot.HasField("error"):
             self._answers[what] = answer
             if len(self._answers) > ANSWERS_MAX:
                 self._answers.popitem(last=False)
@@ -268,7 +271,7 @@ class Sessions:
         else:
             track = self._tracks.get(session_id)
             if track is not None and track.epoch == given.epoch:
-                ready.held = True  # its node was started anew, or the agent is at another one: it remembers more
+                ready.held = track.lived  # its node was started anew, or the agent is at another one
                 return frames.Signal(session_ready=ready)
             try:
                 async with asyncio.timeout(HOOK_S):

@@ -42,7 +42,10 @@ class LookUpAgent:
 
 @dataclass(frozen=True, slots=True)
 class CreatePin:
-    """Write the pin of a lane for this agent by compare-and-set, then `owners.pinned`; it names what is stored."""
+    """Write the pin of a lane for this agent by compare-and-set, then `owners.pinned`.
+
+    It goes on naming the snapshot that the pin before it named, which another node may have written; `forsaken`: none.
+    """
 
     lane: Lane
     attachment: Attachment
@@ -50,6 +53,7 @@ class CreatePin:
     turn: int = 0
     snapshot: str = ""
     since: int = 0
+    forsaken: bool = False
 
 
 @dataclass(frozen=True, slots=True)

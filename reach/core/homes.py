@@ -106,7 +106,7 @@ def read(state: State, lane: Lane) -> None:
 
 def look(state: State, lane: Lane) -> None:
     """A session waits for its owner to be seen: perhaps the pin says more by now."""
-    if state.nodes and state.now - lane.read_at >= READ_EVERY_S:
+    if (state.nodes or lane.home != state.rules.node_id) and state.now - lane.read_at >= READ_EVERY_S:
         read(state, lane)
 
 

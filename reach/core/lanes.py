@@ -39,6 +39,7 @@ class Lane:
         "epoch",
         "event",
         "expected",
+        "forsaken",
         "home",
         "in_turn",
         "key",
@@ -76,6 +77,8 @@ class Lane:
         self.turn = 0
         self.snapshot = ""
         """The state that the pin names: of which turn, and where it is; empty: none."""
+        self.forsaken = False
+        """What the pin names cannot be restored: the next one shall not name it."""
         self.storing = 0
         """States of it that are being stored."""
         self.in_turn = False

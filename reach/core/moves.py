@@ -434,7 +434,7 @@ def _lost(state: State, lane: Lane, why: str) -> None:
     move, name = lane.move, lane.owner_id[0]
     assert move is not None
     owners.give_up(state, lane)
-    lane.turn, lane.snapshot = 0, ""
+    lane.turn, lane.snapshot, lane.forsaken = 0, "", True
     state.stats.moves["lost"] += 1
     state.log("debug" if move.origin is not None and move.origin.hooks == KEEPS else "warning",
               "session lost its state", agent=name, why=why)  # fmt: skip

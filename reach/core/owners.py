@@ -48,7 +48,7 @@ def pin(state: State, lane: lanes.Lane, attachment: Attachment) -> None:
     """Have this agent's name, and the state that is stored, written into the session's pin."""
     lane.pinning = True
     since = lane.since if lane.snapshot or lane.move is not None else 0
-    state.effects.append(CreatePin(lane, attachment, lane.epoch, lane.turn, lane.snapshot, since))
+    state.effects.append(CreatePin(lane, attachment, lane.epoch, lane.turn, lane.snapshot, since, lane.forsaken))
 
 
 def verify(state: State, lane: lanes.Lane) -> None:
@@ -95,8 +95,12 @@ def _pool(state: State, lane: lanes.Lane, *, anybody: bool = False) -> Pool:
     return state.directory.pool_for(target, tenant, env)
 
 
-def pinned(state: State, lane: lanes.Lane, attachment: Attachment, epoch: int) -> None:
-    """The pin for this agent is written; `epoch` is its number."""
+def pinned(state: State, lane: lanes.Lane, attachment: Attachment, holder: Holder) -> None:
+    """The pin for this agent is written, as `holder` says."""
+    epoch = holder.epoch
+    lane.turn, lane.snapshot, lane.forsaken = holder.turn, holder.snapshot, False
+    if holder.snapshot:
+        lane.since = holder.since
     lane.pinning = False
     lane.refreshed_at = state.now
     if lane.snapshot or lane.move is not None:
@@ -166,6 +170,9 @@ def awaited_is_back(state: State, lane: lanes.Lane) -> bool:
     attachment = route.incarnation(state, (tenant, "", env, ""), *lane.owner_id)
     if attachment is None or not homes.is_there(attachment):
         return False
+    if not attachment.remote and lane.home != state.rules.node_id:  # its former home may have stored newer states
+        homes.look(state, lane)
+        return lane.pinning
     own(state, lane, attachment, lane.epoch)
     if not attachment.remote:
         homes.adopt(state, lane, attachment)

@@ -80,12 +80,11 @@ class PinBook:
             snapshot=effect.snapshot,
             since=effect.since,
         )
-        value, former = new.SerializeToString(), ""
-        condition = absent(key)
+        former, condition = "", absent(key)
         async with self._at_once:
             for _ in range(TRIES):
                 try:
-                    put = Put(key, value, await self.lease())
+                    put = Put(key, new.SerializeToString(), await self.lease())
                     result = await self._store.txn([condition], [put], [Get(key)])
                 except LeaseGone:
                     self._lease_until = 0.0
@@ -102,6 +101,8 @@ class PinBook:
                 if epoch != effect.replaces_epoch:
                     return _holder(pin, epoch, made=False)
                 condition, former = unchanged(item), pin.snapshot
+                if pin.snapshot and not effect.forsaken:
+                    new.turn, new.snapshot, new.since = pin.turn, pin.snapshot, pin.since or epoch
         raise StoreUnavailable("the pin, or its lease, changed under every attempt to write it")
 
     async def holder(self, key: LaneKey) -> Holder | None:

@@ -67,7 +67,7 @@ class SessionWork:
             return
         with self._step() as state:
             if holder.made:
-                owners.pinned(state, effect.lane, effect.attachment, holder.epoch)
+                owners.pinned(state, effect.lane, effect.attachment, holder)
             else:
                 owners.pinned_elsewhere(state, effect.lane, holder)
 

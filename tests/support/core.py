@@ -524,15 +524,19 @@ class CoreMesh:
         if pin is None or pin.epoch == effect.replaces_epoch:
             self.revision += 1
             agent = effect.attachment.agent
-            self.pins[lane.key] = Holder(
+            turn, snapshot, since = effect.turn, effect.snapshot, effect.since
+            if pin is not None and pin.snapshot and not effect.forsaken:
+                turn, snapshot, since = pin.turn, pin.snapshot, pin.since
+            holder = self.pins[lane.key] = Holder(
                 agent.agent_id,
                 agent.incarnation,
                 self.revision,
-                turn=effect.turn,
-                snapshot=effect.snapshot,
-                since=effect.since or self.revision,
+                home=agent.node_id,
+                turn=turn,
+                snapshot=snapshot,
+                since=since or self.revision,
             )
-            owners.pinned(state, lane, effect.attachment, self.revision)
+            owners.pinned(state, lane, effect.attachment, holder)
         else:
             owners.pinned_elsewhere(state, lane, pin)
 
