@@ -78,7 +78,7 @@ def agent_seen(state: State, record: AgentRecord, generation: int) -> None:
     if former is not None and former.incarnation == agent.incarnation and former.node_id == agent.node_id:
         attachment = takeover.replace_record(state, former, agent)
         loads.apply(state, attachment)
-        _send_forgotten(state, attachment)
+        send_forgotten(state, attachment)
         return
     attachment = Attachment(agent, node, state.now, remote=True)
     attachment.look_at = NEVER
@@ -107,8 +107,8 @@ def _was(former: Agent) -> int:
     return former.status
 
 
-def _send_forgotten(state: State, attachment: Attachment) -> None:
-    """The agent is back at its home, which was started anew and has forgotten what it had accepted."""
+def send_forgotten(state: State, attachment: Attachment) -> None:
+    """The agent is at its home, which had refused what it may have, or was started anew and has forgotten it."""
     for request in list(attachment.attempts.values()):
         if request.forgotten and request.stage is not Stage.SETTLED:
             request.forgotten, request.lost_at = False, 0.0
@@ -242,7 +242,7 @@ def comes_home(state: State, former: Agent, attachment: Attachment) -> None:
         return
     attachment.agent.warm_since = former.warm_since
     if (was := _was(former)) in (HEALTHY, DEGRADED):  # it comes back, which is no new start
-        attachment.agent.status = was
+        attachment.agent.status, attachment.proven = was, True
         state.directory.changed(attachment.agent)
 
 
