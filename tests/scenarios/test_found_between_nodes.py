@@ -157,7 +157,6 @@ def test_a_sessions_messages_keep_their_order_however_long_they_wait_at_its_owne
     entry, home = cores.nodes
     home.pins = entry.pins
     agent, caller = home.agent("chat/1"), entry.caller()
-    fields = {"agent_type": "chat", "session_id": "s", "idempotent": True, "profile": pb.RPC, "timeout_ms": 9_000}
     sent = [
         caller.request(
             str(number), agent_type="chat", session_id="s", idempotent=True, profile=pb.RPC, timeout_ms=9_000
