@@ -177,7 +177,10 @@ def apply(state: State, attachment: Attachment) -> None:
     status = int(load.status) or STARTING
     if node.draining and status == HEALTHY:
         status = DEGRADED  # it is about to go elsewhere: work for it only if nobody else can take it
+    arrived = agent.status == UNREACHABLE
     remote.set_status(state, attachment, status)
+    if arrived:
+        remote.send_forgotten(state, attachment)
 
 
 def count_full(state: State, agent: Agent) -> None:

@@ -1,9 +1,10 @@
-"""Messages of sessions that are looked for among nodes, found by killing real ones (tests/e2e/test_nodes_chaos.py)."""
+"""What killing and freezing real nodes has found (tests/e2e/test_nodes_chaos.py), played by hand."""
 
 from __future__ import annotations
 
 import pytest
 
+from reach.core import remote
 from tests.scenarios.test_once_over_nodes import message_owned_by
 from tests.support.cores import Cores
 
@@ -30,3 +31,24 @@ def test_a_sessions_message_that_its_owner_has_joins_it_at_the_owners_new_home(o
     assert [each.message_id for each in again.requests].count(name) == 2
     again.answer(name, "hello")
     assert other.text_of(name) == "hello"
+
+
+def test_what_a_home_refused_because_its_agent_was_still_arriving_is_sent_to_it_when_it_is_there() -> None:
+    """The registry's watchers may see that an agent has moved before its new home has taken it in."""
+    cores = Cores(3)
+    entry, home, other = cores.nodes
+    agent, caller = home.agent("echo/1"), entry.caller()
+    name = caller.request(timeout_ms=20_000)
+    assert agent.has(name)
+    cores.kill(home)
+    again = other.process("echo-1")
+    again.incarnation = agent.incarnation
+    seen = entry.attachment("echo/1").agent.to_record()
+    seen.node_id = other.node_id
+    with entry.step() as state:
+        remote.agent_seen(state, seen, cores.revision + 1_000)
+    cores.advance(0.5)
+    again.connect(*agent.agents.values())
+    cores.advance(0.5)
+    again.answer(name, "by who had it")
+    assert caller.text_of(name) == "by who had it"
