@@ -38,7 +38,7 @@ fast: $(STAMP)   ## compile the hot path (needs a C compiler); `make run` and `m
 
 # Hundreds of processes are started: none but the first shall compile our sources, wherever that is forbidden.
 test: $(STAMP)   ## every test a fresh machine can run (under 10 minutes on 2 cores)
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 check: $(STAMP)  ## format, lint, types, layers, generated code and pages (under a minute)
 	@$(BIN)/ruff format --check .
