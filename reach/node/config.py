@@ -222,7 +222,7 @@ def _check_addresses(config: Config) -> None:
         try:
             split_address(config.advertise)
         except ValueError as error:
-            raise ConfigError(f"advertise is {config.advertise!r}: {error}, such as reach-1.example.org:7070") from error
+            raise ConfigError(f"advertise is {config.advertise!r}: {error}, such as reach-1:7070") from error
 
 
 def _check_registry(config: Config) -> None:
