@@ -254,7 +254,9 @@ class Queries:
                     idle_s=round(state.now - lane.used_at, 3),
                     env=lane.key[1],
                     node_id=lane.owner.agent.node_id if lane.owner is not None else "",
+                    turn=lane.turn,
                     waiting=len(lane.waiting),
+                    moving=lane.move is not None,
                 )
                 for lane in lanes[: min(request.limit or SESSIONS_MAX, SESSIONS_MAX)]
             ]

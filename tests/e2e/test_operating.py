@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from reach.core.ports import MeshFailure
 from tests.support.agents import AgentProcess, agent_process, eventually, outcome, usable
 from tests.support.cluster import ClusterNode, NodeCluster, node_cluster
 from tests.support.etcd import EtcdCluster, start_etcd
+from tests.support.notetakers import note_taker
 
 LIMIT_S = 30.0
 
@@ -235,6 +237,30 @@ class TestOrders:
                 await client.redrive_dead_letter(admin.RedriveDeadLetterRequest(message_id="the-letter"))
             with pytest.raises(MeshFailure, match="no dead letter 'unknown'"):
                 await client.redrive_dead_letter(admin.RedriveDeadLetterRequest(message_id="unknown"))
+
+    async def test_a_conversation_is_released_by_whichever_node_is_asked_and_goes_on_at_another_one(
+        self, nodes: NodeCluster, tmp_path: Path
+    ) -> None:
+        written = tmp_path / "runs"
+        written.touch()
+        with (
+            note_taker(nodes[0].grpc, "notes/1", written, "--checkpoints"),
+            note_taker(nodes[1].grpc, "notes/2", written, "--checkpoints"),
+        ):
+            async with connect(nodes[0].grpc) as mesh:
+                await usable(mesh, agent_id="notes/1")
+                await usable(mesh, agent_id="notes/2")
+                first = await mesh.request("one", agent_type="notes", session="ada", timeout=10)
+                told = await reached(nodes[2], "sessions", "--session", "ada", "--json")
+                (info,) = json.loads(told.stdout)["sessions"]
+                assert (info["agentId"], info["turn"]) == (first.source, "1")
+                told = await reached(nodes[2], "sessions", "release", "ada", "--type", "notes")
+                assert told.returncode == 0, told.stderr
+                assert f"session ada leaves {first.source}" in told.stdout
+                second = await mesh.request("two", agent_type="notes", session="ada", timeout=10)
+                assert second.source != first.source and second.data["notes"] == ["one", "two"]
+            told = await reached(nodes[2], "sessions", "release", "nobody", "--type", "notes")
+            assert told.returncode == 1 and "NO_ROUTE" in told.stderr
 
     async def test_a_node_is_drained_by_name_from_another_one(self, nodes: NodeCluster) -> None:
         told = await reached(nodes[0], "drain", "--node", "node-2", "--reason", "tried")
