@@ -20,6 +20,7 @@ PAGES = (
     "docs/howto/roll-out-a-version.md",
     "docs/howto/configure-agents.md",
     "docs/howto/callbacks.md",
+    "docs/howto/sessions.md",
     "docs/howto/dead-letters.md",
     "CONTRIBUTING.md",
 )
@@ -35,6 +36,7 @@ NOT_RUN = {
     "docs/howto/roll-out-a-version.md": 0,
     "docs/howto/configure-agents.md": 0,
     "docs/howto/callbacks.md": 0,
+    "docs/howto/sessions.md": 0,
     "docs/howto/dead-letters.md": 0,
     "CONTRIBUTING.md": 1,
 }
