@@ -230,6 +230,7 @@ def advance(state: State, lane: Lane) -> None:
             return
         request = take_head(state, lane)
         start(state, lane, request, Envelope.FromString(request.data))
+    leave_queue(lane)
     forget_if_unknown(state, lane)
 
 

@@ -183,3 +183,21 @@ def test_who_waits_at_a_home_for_other_messages_of_its_session_trips_no_breaker(
     agent.answer(first)
     agent.answer(caller.request(agent_type="chat"))
     cores.assert_settled()
+
+
+def test_a_session_whose_messages_all_failed_while_it_stood_in_its_owners_queue_stands_there_no_more() -> None:
+    core = CoreMesh()
+    agent, caller = core.agent("chat/1", max_concurrency=1), core.caller()
+    first = caller.request(agent_type="chat", session_id="one")
+    waits = caller.request(agent_type="chat", session_id="two")
+    chat = core.attachment("chat/1")
+    assert len(chat.lanes_waiting) == 1
+    with core.step() as state:
+        chat.agent.shut = True
+        state.lanes_ready.extend(chat.lanes_waiting)
+    core.pump()
+    assert caller.error_of(waits).code == codes.BREAKER_OPEN
+    assert not chat.lanes_waiting
+    chat.agent.shut = False
+    agent.answer(first)
+    core.assert_settled()
