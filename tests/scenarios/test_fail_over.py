@@ -115,5 +115,5 @@ def test_an_agent_that_comes_from_another_node_is_no_new_start() -> None:
     moved.connect(record("echo/1"))
     assert entry.status("echo/1") == HEALTHY, "before it has answered anything there"
     assert moved.has(caller.request())
-    moved.beat()
+    moved.say(HEALTHY)
     assert entry.status("echo/1") == HEALTHY
