@@ -27,9 +27,28 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from benchmark import alone, faults, processes, report, systems, tree
+from benchmark import alone, cluster, faults, losses, mesh, mesh_report, processes, report, systems, tree
 from benchmark.processes import Children, Failed
-from benchmark.rows import AMPLIFICATION, DECISION, FAULTS, FROZEN, MEMORY, NAMES, RECOVERY, ROWS, Row, Scale, scale
+from benchmark.rows import (
+    AMPLIFICATION,
+    CROWD_BACK,
+    DECISION,
+    ETCD,
+    FAULTS,
+    FROZEN,
+    LEADER,
+    MEMORY,
+    NAMES,
+    NODE_KILLED,
+    NODES,
+    QUICK_NAMES,
+    RECOVERY,
+    ROWS,
+    SEVERAL,
+    Row,
+    Scale,
+    scale,
+)
 from benchmark.systems import Running, System
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -47,7 +66,8 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a look in under a minute; its figures are rough")
-    parser.add_argument("--rows", type=_names(NAMES), default=NAMES, metavar="A,B", help=f"of {','.join(NAMES)}")
+    of = f"of {', '.join(NAMES)}; a quick run: without {', '.join(SEVERAL)}"
+    parser.add_argument("--rows", type=_names(NAMES), metavar="A,B", help=of)
     parser.add_argument("--systems", type=_names(SYSTEMS), default=SYSTEMS, metavar="A,B", help=",".join(SYSTEMS))
     parser.add_argument("--rounds", type=_positive(int), help="how often everything is measured (5; quick: 2)")
     parser.add_argument("--seconds", type=_positive(float), help="how long one measurement takes (3; quick: 0.5)")
@@ -55,7 +75,10 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--plain", action="store_true", help="measure plain Python, not the compiled build")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write every measurement to this file")
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a bound fails")
-    return parser.parse_args(given)
+    found = parser.parse_args(given)
+    if found.rows is None:
+        found.rows = QUICK_NAMES if found.quick else NAMES
+    return found
 
 
 def _names(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
@@ -148,11 +171,18 @@ async def all_rounds(columns: Sequence[System], rows: Sequence[Row], plan: Scale
 
 
 _FAULTS = {RECOVERY: faults.recovery, FROZEN: faults.frozen, AMPLIFICATION: faults.amplification}
+_SEVERAL = {
+    NODES: mesh.nodes,
+    NODE_KILLED: losses.node_killed,
+    LEADER: losses.leader,
+    ETCD: mesh.etcd,
+    CROWD_BACK: losses.crowd,
+}
 
 
 async def node_alone(found: Sequence[System], wanted: Sequence[str], plan: Scale) -> dict[str, Any]:
-    """The rows that measure the node alone or break something, for each tree of Agent-Reach."""
-    result: dict[str, Any] = {name: {} for name in (MEMORY, DECISION, *FAULTS)}
+    """The rows that measure the node alone, break something or take several nodes, for each tree of Agent-Reach."""
+    result: dict[str, Any] = {name: {} for name in (MEMORY, DECISION, *FAULTS, *SEVERAL)}
     for system in found:
         if system.kind != "reach":
             continue
@@ -166,6 +196,10 @@ async def node_alone(found: Sequence[System], wanted: Sequence[str], plan: Scale
             if name in wanted:
                 say(f"{name}, {system.title}")
                 result[name][system.name] = await measure(plan.seconds, system.tree)
+        for name, measure_nodes in _SEVERAL.items():
+            if name in wanted and cluster.etcd_program() is not None:
+                say(f"{name}, {system.title}")
+                result[name][system.name] = await measure_nodes(plan, system.tree)
     return result
 
 
@@ -182,6 +216,7 @@ def bounds_of(rows: Sequence[Row], measured: Measured, single: dict[str, Any]) -
     if "reach" in single[DECISION]:
         found.extend(report.decision_bounds(single[DECISION]["reach"]))
     found.extend(report.fault_bounds(single[FROZEN].get("reach"), single[AMPLIFICATION].get("reach")))
+    found.extend(mesh_report.bounds({name: single[name]["reach"] for name in SEVERAL if "reach" in single[name]}))
     return found
 
 
@@ -227,7 +262,7 @@ def print_result(
     for name, result in single[DECISION].items():
         costs = f"{result['us_100_types_of_100']:.2f} µs with 100 types of 100, {result['us_10000_of_a_type']:.2f} µs"
         print(f"routing decision, {titles[name]}: {costs} with 10,000 of one type")
-    for line in report.fault_lines(single, titles):
+    for line in (*report.fault_lines(single, titles), *mesh_report.lines(single, titles)):
         print(line)
     bounds = bounds_of(rows, measured, single)
     if bounds:
@@ -245,6 +280,8 @@ def notes_on(measured: Measured, plan: Scale, given: argparse.Namespace) -> list
         notes.append(report.foreign_note(shares))
     if processes.psutil is None:
         notes.append("CPU seconds and memory are left out: psutil is not installed (dependency group bench)")
+    if cluster.etcd_program() is None and not set(SEVERAL).isdisjoint(given.rows):
+        notes.append("rows of several nodes are left out: etcd is not installed (dependency group bench)")
     if given.quick:
         notes.append("a quick run: short measurements, cold processes; do not quote its figures")
     return notes

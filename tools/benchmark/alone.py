@@ -25,7 +25,7 @@ async def idle_bytes(agents: int, tree: Path | None) -> dict[str, Any]:
         node, url, port = await start_node(tree, children)
 
         async def hold(first: int, count: int) -> None:
-            settings = {"url": url, "first": first, "count": count}
+            settings = {"urls": [url], "first": first, "count": count}
             holder = await Child.worker("idle agents", "idle", settings, python_path(tree))
             await children.add(holder).answer(_ATTACH_S)
 

@@ -74,8 +74,8 @@ async def reach_requester(url: str, crowd: Sequence[str], stack: AsyncExitStack)
     return Asking(call, call_crowd, stream)
 
 
-async def reach_idle(url: str, first: int, count: int, stack: AsyncExitStack) -> None:
-    """`count` agents that do nothing, each on its own connection."""
+async def reach_idle(urls: Sequence[str], first: int, count: int, stack: AsyncExitStack) -> None:
+    """`count` agents that do nothing, each on its own connection; they take the lists of addresses in turn."""
     from agent_sdk import Agent
 
     async def echo(data: bytes) -> bytes:
@@ -84,6 +84,7 @@ async def reach_idle(url: str, first: int, count: int, stack: AsyncExitStack) ->
     places = asyncio.Semaphore(_CONNECTING_AT_ONCE)
 
     async def attach(number: int) -> None:
+        url = urls[number % len(urls)]
         agent = Agent(f"idle/agent-{number}", capabilities=["idle"], url=url, own_link=True)
         agent.handler(echo)
         async with places:

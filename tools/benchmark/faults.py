@@ -86,16 +86,16 @@ async def _after_kill(
         await then()
     started_s = time.monotonic() - killed_at
     requests = (await asked)["requests"]
-    answered = sorted(done for _, done, outcome in requests if outcome == _OK and done >= killed_at)
+    answered = sorted(done for _, done, outcome, _ in requests if outcome == _OK and done >= killed_at)
     if not answered:
         raise Failed("nothing was answered after the kill")
     gaps = [after - before for before, after in zip([killed_at, *answered], answered, strict=False)]
-    slowest = max((done - killed_at for due, done, _ in requests if due < killed_at <= done), default=0.0)
+    slowest = max((done - killed_at for due, done, *_ in requests if due < killed_at <= done), default=0.0)
     return {
         "silence_s": max(gaps),
         "started_s": started_s if then is not None else 0.0,
         "in_flight_settled_s": slowest,
-        "failed": sum(1 for _, _, outcome in requests if outcome != _OK),
+        "failed": sum(1 for _, _, outcome, _ in requests if outcome != _OK),
         "requests": len(requests),
     }
 
@@ -134,10 +134,10 @@ async def frozen(seconds: float, tree: Path | None) -> dict[str, Any]:
 def p99_ms(found: dict[str, Any]) -> float:
     """The 99th percentile of a steady load's latencies. Raises `Failed` if a request failed."""
     requests = found["requests"]
-    failed = [outcome for _, _, outcome in requests if outcome != _OK]
+    failed = [outcome for _, _, outcome, _ in requests if outcome != _OK]
     if failed:
         raise Failed(f"{len(failed)} requests to healthy agents failed, the first with {failed[0]}")
-    latencies = sorted(done - due for due, done, _ in requests)
+    latencies = sorted(done - due for due, done, *_ in requests)
     return float(latencies[int(0.99 * len(latencies))] * 1e3)
 
 
@@ -151,7 +151,7 @@ async def amplification(seconds: float, tree: Path | None) -> dict[str, Any]:
         run_s = max(3.0, seconds)
         load = {"do": "steady", "targets": [{"agent_type": "broken"}], "rate": AMPLIFIED_RATE, "seconds": run_s}
         requests = (await caller.ask(load, run_s + _SETTLE_S))["requests"]
-        others = {outcome for _, _, outcome in requests} - {"AGENT_ERROR"}
+        others = {outcome for _, _, outcome, _ in requests} - {"AGENT_ERROR"}
         if others:
             raise Failed(f"requests to a target that fails ended with {', '.join(sorted(others))}")
         reached = (await target.ask({"do": "count"}, _SETTLE_S))["count"]

@@ -46,14 +46,28 @@ ROWS = (
     Row("fan50", f"256 in flight, {CROWD} agents on {CROWD} connections", "requests/s", LOAD, 256, 256, True, 1.2, 2.0),
     Row("stream", f"{STREAMS} streamed replies at once, 256 B items", "items/s", STREAM, STREAMS, 256),
 )
+ACROSS = tuple(row for row in ROWS if row.name in ("alone", "c64"))
+"""What is measured with caller and agent at the same node and at two."""
 MEMORY, DECISION = "memory", "decision"
 """The two rows that measure the node alone."""
 RECOVERY, FROZEN, AMPLIFICATION = "recovery", "frozen", "amplification"
 """The rows with faults."""
 FAULTS = (RECOVERY, FROZEN, AMPLIFICATION)
-NAMES = (*(row.name for row in ROWS), MEMORY, DECISION, *FAULTS)
+NODES, NODE_KILLED, LEADER, ETCD, CROWD_BACK = "nodes", "node_killed", "leader", "etcd", "crowd"
+SEVERAL = (NODES, NODE_KILLED, LEADER, ETCD, CROWD_BACK)
+"""The rows of several nodes on one etcd. They take minutes: a quick run has them only if they are named."""
+QUICK_NAMES = (*(row.name for row in ROWS), MEMORY, DECISION, *FAULTS)
+NAMES = (*QUICK_NAMES, *SEVERAL)
 FROZEN_RATIO_MAX = 1.3
 AMPLIFICATION_MAX = 1.25
+OTHER_NODE_RATIOS = {"c64": 0.45, "alone": 2.0}
+"""Caller and agent at different nodes over the same one: throughput at least, latency at most."""
+REACHABLE_S_MAX = 5.0
+REGISTERED_S_MAX = 7.0
+"""The default election_ttl_s and 2 s."""
+WRITES_PER_AGENT_MINUTE_MAX = 1.0
+CROWD_BACK_S_MAX = 15.0
+CROWD_RATIO_MAX = 2.0
 
 
 @dataclass(frozen=True, slots=True)

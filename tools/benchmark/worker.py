@@ -72,30 +72,34 @@ async def trouble_work(role: str, settings: dict[str, Any], answers: TextIO) -> 
 
     reader = await commands()
     async with AsyncExitStack() as stack:
-        served, mesh = trouble.Served(), None
+        fleet, mesh = trouble.Fleet(settings, stack), None
         if role == "agents":
-            served = await trouble.agents(settings["url"], settings["names"], settings["fails"], stack)
+            await fleet.attach(settings["names"])
         else:
             mesh = await stack.enter_async_context(connect(settings["url"]))
         answers.write("{}\n")
         while line := await reader.readline():
             command = json.loads(line)
-            steady = command["do"] == "steady"
-            found = await trouble.steady(mesh, command) if steady else {"count": served.count}
+            if command["do"] == "steady":
+                found = await trouble.steady(mesh, command)
+            elif command["do"] == "attach":
+                found = await fleet.attach(command["names"])
+            else:
+                found = fleet.count()
             answers.write(json.dumps(found) + "\n")
 
 
 async def work(role: str, settings: dict[str, Any], answers: TextIO) -> None:
     """Get ready, say so, and do what is asked until the input ends."""
     reader = await commands()
-    url, count = settings["url"], settings.get("count", 1)
+    url, count = settings.get("url", ""), settings.get("count", 1)
     async with AsyncExitStack() as stack:
         asking: ends.Asking | None = None
         ready: dict[str, Any] = {}
         if role == "responder":
             ready["addresses"] = await ends.RESPONDERS[settings["system"]](url, count, stack)
         elif role == "idle":
-            await ends.reach_idle(url, settings["first"], count, stack)
+            await ends.reach_idle(settings["urls"], settings["first"], count, stack)
         else:
             asking = await ends.REQUESTERS[settings["system"]](url, settings.get("crowd", []), stack)
         answers.write(json.dumps(ready) + "\n")
