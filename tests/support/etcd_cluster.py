@@ -220,9 +220,7 @@ class WiredEtcd(EtcdCluster):
         """Where the others dial a member: each connection goes to the wire of whoever dialled."""
 
         def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            dialled = who_dialled(
-                writer.get_extra_info("peername")[1], writer.get_extra_info("sockname")[1], self.members
-            )
+            dialled = who_dialled(writer, self.members)
             if dialled is None:  # it has ended meanwhile
                 writer.transport.abort()
             else:
@@ -294,9 +292,12 @@ class Process(Protocol):
 P = TypeVar("P", bound=Process)
 
 
-def who_dialled(port: int, door: int, processes: Iterable[P]) -> P | None:
-    """Which one has a connection from this loopback port to that one: to others it may have one as well."""
-    ends = [f"0100007F:{port:04X}", f"0100007F:{door:04X}"]
+def who_dialled(accepted: asyncio.StreamWriter, processes: Iterable[P]) -> P | None:
+    """Which of them is at the other end of this loopback connection: to other ports it may have one as well."""
+    peer, door = accepted.get_extra_info("peername"), accepted.get_extra_info("sockname")
+    if peer is None:  # it has gone already
+        return None
+    ends = [f"0100007F:{peer[1]:04X}", f"0100007F:{door[1]:04X}"]
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
         if fields[1:3] == ends:

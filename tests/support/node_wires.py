@@ -72,8 +72,7 @@ class WiredNodes(NodeCluster):
         """Where the others dial a node: each connection goes to the wire of whoever dialled."""
 
         def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            ports = writer.get_extra_info("peername")[1], writer.get_extra_info("sockname")[1]
-            dialled = who_dialled(*ports, self.others(node))
+            dialled = who_dialled(writer, self.others(node))
             name = "" if dialled is None else dialled.node_id
             self._wires[name, node.node_id].relay(reader, writer)
 
