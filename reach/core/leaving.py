@@ -1,15 +1,19 @@
 """An agent leaves: which of its sessions move next, how many at once, and when it may go.
 
 Decides order and number only; how one session moves is `moves`'. A process that goes to another node and keeps its
-sessions says so; then none of them moves.
+sessions says so; then none of them moves. Also: a single session that an operator wants elsewhere.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agentreach.v1 import error_pb2 as codes
 from agentreach.v1 import frame_pb2 as pb
+from agentreach.v1.error_pb2 import Error
 from agentreach.v1.frame_pb2 import Signal
+from agentreach.wire.errors import failure
+from agentreach.wire.names import shown
 from reach.core import departures, moves, owners
 from reach.core.agents import DRAINING
 from reach.core.moving import KEEPS
@@ -117,3 +121,21 @@ def again(state: State, attachment: Attachment) -> None:
     for lane in list(attachment.pinned):
         if lane.move is not None:
             moves.say_again(state, lane)
+
+
+def release(state: State, lane: Lane) -> Error | None:
+    """An operator wants the session elsewhere. Returns why it cannot go."""
+    owner, name = lane.owner, shown(lane.key[3])
+    if lane.move is not None or lane.pinning or owner is None:
+        return failure(codes.OVERLOADED, f"session {name} is moving, or has no owner now", retry_after_ms=1000)
+    if owner.hooks == KEEPS:
+        text = f"{owner.agent.agent_id} has no hook by which it could hand session {name} over; it would lose its state"
+        return failure(codes.REJECTED, text, agent_id=owner.agent.agent_id)
+    if owners.candidate(state, lane, {owner.agent.agent_id}) is None:
+        text = f"no other agent could take session {name} over from {owner.agent.agent_id}"
+        return failure(codes.NO_AGENT_AVAILABLE, text, agent_id=owner.agent.agent_id)
+    if len(owner.moving) >= at_once(owner):
+        text = f"{len(owner.moving)} sessions of {owner.agent.agent_id} are moving, as many as may at once"
+        return failure(codes.OVERLOADED, text, retry_after_ms=1000)
+    moves.begin(state, lane, state.rules.drain_timeout_s)
+    return None

@@ -19,12 +19,9 @@ from typing import TYPE_CHECKING
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1 import frame_pb2 as frames
-from agentreach.v1.error_pb2 import Error
-from agentreach.v1.frame_pb2 import Signal
-from agentreach.wire.errors import clean, failure
+from agentreach.wire.errors import clean
 from agentreach.wire.limits import SNAPSHOT_BYTES_MAX
-from agentreach.wire.names import shown
-from reach.core import homes, lanes, leaving, owners, settle
+from reach.core import handing, homes, lanes, leaving, owners, settle
 from reach.core.effects import LoadSnapshot, StoreSnapshot
 from reach.core.moving import CANDIDATES_MAX, HANDS_OVER, KEEPS, UNKNOWN, Move, Step
 from reach.core.requests import Attachment, Stage
@@ -77,24 +74,12 @@ def _release(state: State, lane: Lane, move: Move) -> None:
         _not_released(state, lane, f"{owner.agent.agent_id} cannot hand sessions over")
         return
     _go(state, lane, Step.RELEASING, state.rules.session_hook_s)
-    _order_release(state, lane, owner)
-
-
-def _order_release(state: State, lane: Lane, owner: Attachment) -> None:
-    limit_s = state.rules.session_hook_s
-    order = frames.SessionRelease(
-        agent_id=owner.agent.agent_id,
-        session_id=lane.key[3],
-        epoch=lane.epoch,
-        deadline_ms=max(1, int(limit_s * 1000 * 0.9)),  # its answer, or its error, is here before the time is over
-    )
-    owner.peer.link.signal(Signal(session_release=order))
-    state.woken.add(owner.peer)
+    handing.ask_for(state, lane, owner)
 
 
 def snapshot(state: State, peer: Peer, message: frames.SessionSnapshot) -> None:
     """A process hands a session's state over: as it was asked to, or as a checkpoint."""
-    found = _lane_of(state, peer, message.agent_id, message.session_id, message.epoch)
+    found = handing.lane_of(state, peer, message.agent_id, message.session_id, message.epoch)
     if found is None:
         return
     lane, attachment = found
@@ -126,18 +111,6 @@ def snapshot(state: State, peer: Peer, message: frames.SessionSnapshot) -> None:
         state.stats.moves["dropped"] += 1
     else:
         _store(state, lane, attachment, message.turn, data)
-
-
-def _lane_of(state: State, peer: Peer, agent_id: str, session_id: str, epoch: int) -> tuple[Lane, Attachment] | None:
-    """The lane of a session that an agent of this process owns under this epoch; else what it says is fenced."""
-    attachment = peer.attachment(agent_id)
-    if attachment is not None:
-        agent = attachment.agent
-        lane = state.lanes.get((agent.tenant, agent.env, agent.agent_type, session_id))
-        if lane is not None and lane.owner is attachment and lane.epoch == epoch:
-            return lane, attachment
-    state.stats.duplicates["fenced"] += 1
-    return None
 
 
 # ---- into the store ----
@@ -306,31 +279,12 @@ def loaded(state: State, effect: LoadSnapshot, content: bytes | None, why: str) 
 
 def _send_restore(state: State, lane: Lane, move: Move) -> None:
     _go(state, lane, Step.RESTORING, state.rules.session_hook_s)
-    _order_restore(state, lane, move)
-
-
-def _order_restore(state: State, lane: Lane, move: Move) -> None:
-    owner = lane.owner
-    assert owner is not None
-    agent, content = owner.agent, frames.SessionSnapshot.FromString(move.content)
-    for each in content.handled:
-        key = (agent.tenant, each.key.principal, agent.env, each.key.message_id)
-        state.replay.reopen(key, state.now)  # "lost" is no longer the truth about it: the new owner knows the answer
-    order = frames.SessionRestore(
-        agent_id=agent.agent_id,
-        session_id=lane.key[3],
-        epoch=lane.epoch,
-        turn=content.turn,
-        handled=content.handled,
-        state=content.state if content.HasField("state") else None,
-    )
-    owner.peer.link.signal(Signal(session_restore=order))
-    state.woken.add(owner.peer)
+    handing.give(state, lane, move.content)
 
 
 def ready(state: State, peer: Peer, message: frames.SessionReady) -> None:
     """A process has taken a session over, or could not."""
-    found = _lane_of(state, peer, message.agent_id, message.session_id, message.epoch)
+    found = handing.lane_of(state, peer, message.agent_id, message.session_id, message.epoch)
     move = found[0].move if found is not None else None
     if found is None or move is None or move.step is not Step.RESTORING:
         return
@@ -352,9 +306,9 @@ def say_again(state: State, lane: Lane) -> None:
     move, owner = lane.move, lane.owner
     if move is not None and owner is not None:
         if move.step is Step.RELEASING:
-            _order_release(state, lane, owner)
+            handing.ask_for(state, lane, owner)
         elif move.step is Step.RESTORING:
-            _order_restore(state, lane, move)
+            handing.give(state, lane, move.content)
 
 
 # ---- failures ----
@@ -368,7 +322,7 @@ def overdue(state: State, lane: Lane) -> None:
         for request in list(lane.running):
             if request.stage is not Stage.SETTLED:
                 request.fenced = True
-                settle.give_up(state, request, _cut(lane))
+                settle.give_up(state, request, handing.cut(lane))
         if lane.move is move and move.step is Step.ENDING:
             _go(state, lane, Step.ENDING, state.rules.cancel_grace_s)
     elif move.step is Step.RELEASING:
@@ -379,13 +333,6 @@ def overdue(state: State, lane: Lane) -> None:
         _store_moved(state, lane, move)
     elif move.step is Step.RESTORING:
         _not_restored(state, lane, move, "it was not restored in time")
-
-
-def _cut(lane: Lane) -> Error:
-    owner = lane.owner
-    name = owner.agent.agent_id if owner is not None else ""
-    text = f"session {shown(lane.key[3])} moves away from {name}, and the time for its running turn is over"
-    return failure(codes.AGENT_LOST, text, may_have_executed=True, agent_id=name)
 
 
 def _not_released(state: State, lane: Lane, why: str) -> None:
@@ -449,24 +396,3 @@ def _end(state: State, lane: Lane) -> None:
     if move is not None and move.left is not None:
         move.left.moving.pop(lane, None)
         leaving.go_on(state, move.left)
-
-
-# ---- on order ----
-
-
-def release(state: State, lane: Lane) -> Error | None:
-    """An operator wants the session elsewhere. Returns why it cannot go."""
-    owner, name = lane.owner, shown(lane.key[3])
-    if lane.move is not None or lane.pinning or owner is None:
-        return failure(codes.OVERLOADED, f"session {name} is moving, or has no owner now", retry_after_ms=1000)
-    if owner.hooks == KEEPS:
-        text = f"{owner.agent.agent_id} has no hook by which it could hand session {name} over; it would lose its state"
-        return failure(codes.REJECTED, text, agent_id=owner.agent.agent_id)
-    if owners.candidate(state, lane, {owner.agent.agent_id}) is None:
-        text = f"no other agent could take session {name} over from {owner.agent.agent_id}"
-        return failure(codes.NO_AGENT_AVAILABLE, text, agent_id=owner.agent.agent_id)
-    if len(owner.moving) >= leaving.at_once(owner):
-        text = f"{len(owner.moving)} sessions of {owner.agent.agent_id} are moving, as many as may at once"
-        return failure(codes.OVERLOADED, text, retry_after_ms=1000)
-    begin(state, lane, state.rules.drain_timeout_s)
-    return None

@@ -24,21 +24,14 @@ from reach.core import arrivals, credit, departures, drains, events, gathered, l
 from reach.core.agents import Agent
 from reach.core.calls import Call
 from reach.core.effects import (
-    CreatePin,
     DeregisterAgent,
     DialNodes,
-    DropSnapshot,
     Effect,
     EndStream,
     Forwarding,
-    LoadSnapshot,
     LogLine,
     LookUpAgent,
-    ReadPin,
-    RefreshPin,
     RegisterAgents,
-    StoreSnapshot,
-    VoidPin,
 )
 from reach.core.peers import Peer
 from reach.core.ports import Identity, MeshFailure
@@ -191,7 +184,7 @@ class Engine(Steering):
                     self.node_links.changed()
             case LookUpAgent():
                 self._spawn(look_up(effect, self.look_up, self.step), "look-up-agent")
-            case CreatePin() | RefreshPin() | ReadPin() | VoidPin() | StoreSnapshot() | LoadSnapshot() | DropSnapshot():
+            case _:
                 self._spawn(self._sessions.carry_out(effect), type(effect).__name__)
 
     def _forwarded(self, effect: Forwarding) -> None:

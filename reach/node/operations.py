@@ -16,7 +16,7 @@ from agentreach.v1 import admin_pb2 as admin
 from agentreach.v1 import error_pb2 as codes
 from agentreach.wire.errors import failure
 from agentreach.wire.names import normalise_env, shown
-from reach.core import breakers, drains, moves
+from reach.core import breakers, drains, leaving
 from reach.core.agents import Agent
 from reach.core.breaker import BreakerState
 from reach.core.ports import Identity, MeshFailure
@@ -107,7 +107,7 @@ class Operations(Queries):
                 raise MeshFailure(_no_session(request.session_id, agent_type, env, owner))
             epoch = lane.epoch
             state.log("info", "session released by an operator", agent=owner.agent.agent_id)
-            fault = moves.release(state, lane)
+            fault = leaving.release(state, lane)
             if fault is not None:
                 raise MeshFailure(fault)
             return admin.ReleaseSessionReply(agent_id=owner.agent.agent_id, epoch=epoch)

@@ -125,7 +125,7 @@ def begin(core: CoreMesh, caller: Process, found: list[Keeper], session: str = "
 
 def release(core: CoreMesh, session: str = "s") -> codes.Error | None:
     with core.step() as state:
-        fault = moves.release(state, lane_of(core, session))
+        fault = leaving.release(state, lane_of(core, session))
     core.pump()
     return fault
 
