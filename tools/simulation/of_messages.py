@@ -39,9 +39,15 @@ def _repeatable(world: World, run: Run) -> bool:
 
 
 def _forgotten(world: World, run: Run) -> bool:
-    """The node that owned this run is dead, and so is, where other nodes could have asked it, the agent."""
+    """Nobody can know of this run: its node is dead. Of several nodes any may have owned it; they ask the agents, too.
+
+    An agent remembers what it has answered, and not what it was told to end.
+    """
     node = world.lives.get(run.life)
-    return node is not None and not node.alive and (len(world.addresses) == 1 or not run.process.alive)
+    if len(world.addresses) == 1:
+        return node is not None and not node.alive
+    asked_in_vain = not run.process.alive or run.state == "cancelled"
+    return asked_in_vain and any((each.died_at or 0.0) > run.started_at for each in world.lives.values())
 
 
 @invariant("start")
@@ -91,10 +97,15 @@ def one_message_has_one_outcome(world: World, ask: Ask) -> str:
         one, two = runs.get(ask.run), runs.get(other.run)
         if one is None or two is None or _forgotten(world, one) or _forgotten(world, two):
             continue
-        # Agents keep large and streamed replies; one that is away, or slow to repeat them, may be gone round.
-        if not ask.idempotent or (one.process.alive and two.process.alive and ask.kind != "stream"):
+        if not ask.idempotent or not _may_be_gone_round(world, ask, one, two):
             return f"{ask} was answered by run {ask.run}, {other} by run {other.run}"
     return ""
+
+
+def _may_be_gone_round(world: World, ask: Ask, *runs: Run) -> bool:
+    """Who keeps the reply is dead, or slow to repeat it (agents keep large and streamed ones), or cut off."""
+    cut_off = world.sharing > 1 and bool(world.fault_names)
+    return ask.kind == "stream" or cut_off or not all(run.process.alive for run in runs)
 
 
 # ---- never lie ----
@@ -137,7 +148,8 @@ def _executed_after_all(world: World, ask: Ask) -> str:
     if len(world.ledger.groups[ask.group]) > 1:
         return ""  # what is said of one copy is not said of the others
     for run in world.ledger.runs.get(ask.group, ()):
-        return f"{ask} ended with {ask.outcome} ({ask.text}), not executed, but run {run.number} is {run.state}"
+        if not run.state.startswith("said no"):
+            return f"{ask} ended with {ask.outcome} ({ask.text}), not executed, but run {run.number} is {run.state}"
     return ""
 
 
