@@ -37,6 +37,7 @@ from reach.core import (
     nodes,
     once,
     owners,
+    rebalance,
     replies,
     returning,
     visiting,
@@ -51,6 +52,7 @@ from reach.core.fence import Fence
 from reach.core.lanes import Lane
 from reach.core.loads import LoadsDue
 from reach.core.peers import Peer
+from reach.core.rebalance import Balance
 from reach.core.requests import Attachment, Request, Stage
 from reach.core.topics import Publishing
 from reach.core.wants import Granted
@@ -183,6 +185,8 @@ def _check(state: State, item: Checked) -> None:
             fence.on_timer(state, item)
         case Granted():
             wants.on_timer(state, item)
+        case Balance():
+            rebalance.on_timer(state, item)
         case LoadsDue():
             loads.on_timer(state, item)
         case Drain():

@@ -14,7 +14,7 @@ from agentreach.v1.admin_pb2 import NodeRecord
 from agentreach.v1.frame_pb2 import Signal
 from agentreach.wire.limits import PROTOCOL_VERSION
 from agentreach.wire.names import is_name
-from reach.core import interest, loads, remote, returning, visiting, wants
+from reach.core import interest, loads, rebalance, remote, returning, visiting, wants
 from reach.core.effects import EndStream, Forwarding
 from reach.core.peers import Peer
 from reach.core.ports import Identity
@@ -178,6 +178,7 @@ def _up(state: State, node: NodePeer, resumed: bool) -> None:
     # Also on a resumed link: what changed while it was cut was told to nobody.
     loads.tell_all(state, node)
     interest.tell_all(state, node)
+    rebalance.begin(state)
     state.woken.add(node)
     state.log("info", "node linked", node=node.node_id, resumed=resumed)
     _check_at(state, node, state.now + _BEAT_S)
@@ -244,9 +245,12 @@ def end(state: State, node: NodePeer, code: pb.Goodbye.Code.ValueType, reason: s
     node.closing = True
     node.link.signal(Signal(goodbye=pb.Goodbye(code=code, reason=reason)))
     state.woken.add(node)
-    state.effects.append(EndStream(node))
-    cut(state, node, reason)
     node.token = b""
+    node.why_down = reason
+    if node.stream is None:
+        cut(state, node, reason)
+    else:  # it is cut when the goodbye has gone out and the stream is over
+        state.effects.append(EndStream(node))
 
 
 def farewell(state: State) -> None:

@@ -25,6 +25,7 @@ from reach.core.interest import Interests
 from reach.core.lineage import LineageKeys
 from reach.core.loads import LoadsDue
 from reach.core.loops import LoopLimits
+from reach.core.rebalance import Balance
 from reach.core.replay import Replay
 from reach.core.rules import Rules
 from reach.core.selector import Aliases
@@ -47,7 +48,20 @@ if TYPE_CHECKING:
     from reach.core.topics import Publishing
     from reach.core.version_policy import VersionPolicy
 
-    Checked = Peer | Attachment | Lane | Publishing | Drain | Returning | LoadsDue | Inquiry | Asking | Fence | Granted
+    Checked = (
+        Peer
+        | Attachment
+        | Lane
+        | Publishing
+        | Drain
+        | Returning
+        | LoadsDue
+        | Inquiry
+        | Asking
+        | Fence
+        | Granted
+        | Balance
+    )
     """What has a timer besides requests."""
 
 
@@ -149,6 +163,7 @@ class State:
         self.loads = LoadsDue()
         self.fence = Fence()
         self.wants = Wants()
+        self.balance = Balance()
         self.relayed: dict[MessageKey, Request] = {}
         """Requests that were given to the node that owns their message. (What this node owns is in `by_key`.)"""
         self.inquiries: dict[int, Inquiry] = {}
