@@ -522,7 +522,7 @@ class CoreMesh:
             return
         pin = self.pins.get(lane.key)
         if pin is None or pin.epoch == effect.replaces_epoch:
-            self.revision += 1
+            self.revision = 1 + max(self.revision, pin.epoch if pin is not None else 0)  # other nodes write pins, too
             agent = effect.attachment.agent
             turn, snapshot, since = effect.turn, effect.snapshot, effect.since
             if pin is not None and pin.snapshot and not effect.forsaken:
