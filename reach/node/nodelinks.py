@@ -218,6 +218,9 @@ class DialledNode(NodeCarrier):
             self.why = f"node {welcome.node_id} answered at the address of {node.node_id}"
             return False
         with self._engine.step() as state:
+            if state.nodes.get(node.node_id) is not node:
+                self.why = "its key had gone from the registry before it answered"
+                return False
             if not nodes.welcomed(state, node, welcome):
                 self.why = "its numbers do not fit ours"
                 return False
@@ -306,6 +309,7 @@ class NodeLinks:
                     nodes.cut(state, node, why)
             await asyncio.sleep(random.random() * min(REDIAL_MOST_S, REDIAL_FIRST_S * 2 ** min(failures, 8)))
         self._dialling.pop(node.node_id, None)
+        self.changed()  # it may have come back meanwhile, as another
 
     async def _once(self, node: NodePeer) -> str:
         try:

@@ -1,0 +1,122 @@
+"""The links that a node dials, over a transport that the test plays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from agentreach.aio.transport import Refused
+from agentreach.v1.admin_pb2 import NodeRecord
+from agentreach.v1.frame_pb2 import Frame, Signal, Welcome
+from reach.core import remote
+from reach.core.nodes import NodePeer
+from reach.node.app import make_engine
+from reach.node.config import load
+from reach.node.engine import Engine
+from reach.node.nodelinks import NodeLinks
+
+LIMIT_S = 5.0
+
+
+class PlayedStream:
+    """A stream to a node that welcomes, and says nothing more."""
+
+    why_ended = ""
+
+    def __init__(self) -> None:
+        welcome = Welcome(node_id="node-2", incarnation=b"two", resume_token=b"t")
+        self._said = [Frame(signals=[Signal(welcome=welcome)]).SerializeToString()]
+        self.over = asyncio.Event()
+        self.welcomed = asyncio.Event()
+        """More is awaited than the welcome."""
+
+    async def write(self, data: bytes) -> None: ...
+
+    async def read(self) -> bytes | None:
+        if self._said:
+            return self._said.pop()
+        self.welcomed.set()
+        await self.over.wait()
+        return None
+
+    async def half_close(self) -> None: ...
+
+    def cancel(self) -> None:
+        self.over.set()
+
+    async def close(self) -> None:
+        self.over.set()
+
+
+class PlayedTransport:
+    """Answers each dial when, and as, the test says."""
+
+    def __init__(self) -> None:
+        self.dials: asyncio.Queue[asyncio.Future[PlayedStream]] = asyncio.Queue()
+
+    async def open(self, address: str, metadata: object) -> PlayedStream:
+        answer: asyncio.Future[PlayedStream] = asyncio.get_running_loop().create_future()
+        self.dials.put_nowait(answer)
+        return await answer
+
+    async def dial(self) -> asyncio.Future[PlayedStream]:
+        async with asyncio.timeout(LIMIT_S):
+            return await self.dials.get()
+
+
+class Dialling:
+    """Node 1, which dials node 2."""
+
+    def __init__(self) -> None:
+        self.engine: Engine = make_engine(load(environment={}, flags={"node_id": "node-1"}), 0.0)
+        self.transport = PlayedTransport()
+        self.engine.node_links = self.links = NodeLinks(self.engine, self.transport)
+        self.see()
+
+    def see(self) -> NodePeer:
+        """Node 2 stands in the registry."""
+        with self.engine.step() as state:
+            remote.node_seen(state, NodeRecord(node_id="node-2", address="node-2:1"))
+        self.links.changed()
+        return self.engine.state.nodes["node-2"]
+
+    def lose(self) -> None:
+        """Its key is gone."""
+        with self.engine.step() as state:
+            remote.node_gone(state, "node-2")
+
+
+@pytest.fixture
+async def dialling() -> AsyncIterator[Dialling]:
+    played = Dialling()
+    links = asyncio.create_task(played.links.run())
+    yield played
+    links.cancel()
+    await asyncio.wait([links])
+    await played.engine.close()
+
+
+async def test_a_node_that_was_gone_and_came_back_while_it_was_dialled_is_dialled_again(dialling: Dialling) -> None:
+    answer = await dialling.transport.dial()
+    dialling.lose()
+    assert "node-2" not in dialling.engine.state.nodes
+    dialling.see()
+    answer.set_exception(Refused("UNAVAILABLE", "nobody listens there", False))
+    await dialling.transport.dial()
+
+
+async def test_a_stream_to_a_node_that_is_another_by_now_is_not_kept(dialling: Dialling) -> None:
+    answer = await dialling.transport.dial()
+    dialling.lose()
+    node = dialling.see()
+    stale = PlayedStream()
+    answer.set_result(stale)
+    async with asyncio.timeout(LIMIT_S):
+        await stale.over.wait()
+    stream = PlayedStream()
+    (await dialling.transport.dial()).set_result(stream)
+    async with asyncio.timeout(LIMIT_S):
+        await stream.welcomed.wait()
+    assert node.connected
