@@ -297,15 +297,25 @@ def who_dialled(accepted: asyncio.StreamWriter, processes: Iterable[P]) -> P | N
     peer, door = accepted.get_extra_info("peername"), accepted.get_extra_info("sockname")
     if peer is None:  # it has gone already
         return None
-    ends = [f"0100007F:{peer[1]:04X}", f"0100007F:{door[1]:04X}"]
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[1:3] == ends:
-            socket = f"socket:[{fields[9]}]"
-            break
-    else:
+    socket = _socket("/proc/net/tcp", "", peer[1], door[1]) or _socket("/proc/net/tcp6", _MAPPED, peer[1], door[1])
+    if socket is None:
         return None
     return next((each for each in processes if each.running and socket in _open_files(each.pid)), None)
+
+
+_MAPPED = "0000000000000000FFFF0000"  # an IPv4 address in IPv6's clothes, as gRPC dials it
+
+
+def _socket(table: str, prefix: str, local: int, remote: int) -> str | None:
+    """The socket of a loopback connection between these ports."""
+    ends = [f"{prefix}0100007F:{local:04X}", f"{prefix}0100007F:{remote:04X}"]
+    if not Path(table).exists():  # a machine without IPv6
+        return None
+    for line in Path(table).read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[1:3] == ends:
+            return f"socket:[{fields[9]}]"
+    return None
 
 
 def _open_files(pid: int) -> set[str]:

@@ -39,6 +39,7 @@ CONVERSATIONS = 6
 SETTLED_S = 30.0
 
 LEASE_S = 10.0
+PREFIX = "/agentreach/v1/"
 
 TIMES: dict[str, Any] = {
     "lease_ttl_s": 20.0, "heartbeat_interval_s": 2.0, "resume_window_s": 6.0, "settle_min_s": 1.0,
@@ -57,6 +58,8 @@ class Ordeal:
         self.book = Book(folder)
         self.record = folder / "turns"
         self.record.touch()
+        self.where = ("--written", str(self.book.ledger), "--recorded", str(self.record))
+        """An agent's arguments, for it to write into the books."""
         self.workers: list[AgentProcess] = []
         self.deaths: dict[int, float] = {}
         """When which agent's process was killed, by the boot clock."""
@@ -68,9 +71,8 @@ class Ordeal:
         """Start agents, each in a process of its own, spread over the nodes."""
         with contextlib.ExitStack() as processes:
             for n in range(count):
-                where = ("--written", str(self.book.ledger), "--recorded", str(self.record))
                 url = self.nodes.url_from(n % len(self.nodes))
-                self.workers.append(processes.enter_context(agent_process(url, f"{self.kind}/{n}", *where)))
+                self.workers.append(processes.enter_context(agent_process(url, f"{self.kind}/{n}", *self.where)))
             yield
 
     async def ready(self) -> None:
@@ -78,6 +80,19 @@ class Ordeal:
         await self.etcd.settled()
         self.nodes.heal()
         await self.nodes.ready(BACK_S)
+        await self._all_reached()
+        while sum([await node.metric("reach_agents") > 0 for node in self.nodes]) < min(2, len(self.workers)):
+            await self._spread()
+            await self._all_reached()
+
+    async def _spread(self) -> None:
+        """After a few nodes were lost all agents may be at one, and nothing brings them back by itself."""
+        for worker in self.workers:
+            worker.process.terminate()
+            await worker.ended(BACK_S)
+            worker.restart()
+
+    async def _all_reached(self) -> None:
         await asyncio.gather(*(self._reached_from(node) for node in self.nodes))
 
     async def _reached_from(self, node: ClusterNode) -> None:
@@ -114,6 +129,11 @@ class Ordeal:
                 finally:
                     load.over.set()
             await self.book.answered()
+
+    async def keys(self) -> dict[str, int]:
+        """The agents' keys in etcd, each with its lease."""
+        found = await self.etcd.leases_of(f"{PREFIX}agents/")
+        return {key: lease for key, lease in found.items() if f"/{self.kind}/" in key}
 
     async def leader(self) -> ClusterNode:
         """Wait until somebody leads; while it is under load."""
