@@ -36,6 +36,7 @@ class Lane:
         "awaited_from",
         "awaited_until",
         "broken",
+        "entered",
         "epoch",
         "event",
         "expected",
@@ -64,6 +65,8 @@ class Lane:
         self.key = key
         self.waiting: deque[Request] = deque()
         self.running: set[Request] = set()
+        self.entered = 0
+        """How many messages it has had."""
         self.owner: Attachment | None = None
         self.owner_id: tuple[str, bytes] = ("", b"")
         """(agent_id, incarnation) of the pin."""
@@ -148,6 +151,9 @@ def forget_if_unknown(state: State, lane: Lane) -> None:
 
 def put(state: State, lane: Lane, request: Request, *, first: bool = False) -> None:
     """Let a request, whose `data` is its envelope, wait in the lane."""
+    if not request.lane_place:
+        lane.entered += 1
+        request.lane_place = lane.entered
     state.queue.held_elsewhere += len(request.data)
     request.lane = lane
     request.stage = Stage.QUEUED
@@ -163,7 +169,7 @@ def put_back(state: State, lane: Lane, request: Request) -> None:
     request.lane = lane
     request.stage = Stage.QUEUED
     place = 0
-    while place < len(lane.waiting) and lane.waiting[place].received <= request.received:
+    while place < len(lane.waiting) and lane.waiting[place].lane_place < request.lane_place:
         place += 1
     lane.waiting.insert(place, request)
 

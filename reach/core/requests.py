@@ -107,6 +107,8 @@ class Request:
     fenced = False
     """Its session went on without it: what its agent still answers is of a former owner."""
     lane: Lane | None = None
+    lane_place = 0
+    """Which message of its session it is, from 1, as this node counts."""
     node_made_id = False
     holds_slot = False
     reentrant = False

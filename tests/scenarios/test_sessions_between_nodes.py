@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
-from reach.core import drains, leaving
+from agentreach.v1.frame_pb2 import AttemptState
+from agentreach.wire.errors import failure
+from reach.core import drains, leaving, remote
 from reach.core.lanes import Lane
 from tests.support.core import Process
 from tests.support.cores import Cores, NodeCore
@@ -107,6 +109,38 @@ def test_what_the_former_home_hands_on_goes_before_what_comes_from_elsewhere() -
     cores.assert_settled()
 
 
+def test_nothing_goes_to_a_new_home_before_all_that_the_former_one_had_is_answered_or_refused() -> None:
+    cores = nodes_of(3)
+    home, other, entry = cores.nodes
+    old, caller = Keeper(home, "old"), entry.caller()
+    ask(caller)
+    old.handle_all()
+    turn, second, third = ask(caller), ask(caller), ask(caller)
+    new = Keeper(other, "new")
+    cores.cut(home, entry)  # what the home refuses does not come back yet
+    release(home)
+    old.handle_all()
+    entry_node = entry.state.nodes[home.node_id]
+    lane = lane_at(entry)
+    assert lane is not None
+    given = {request.message_id: request for request in lane.running}
+    assert set(given) == {turn, second, third}
+    word = AttemptState(
+        entry=given[second].entry, attempt=1, state=AttemptState.REFUSED, why=failure(codes.FENCED, "not here")
+    )
+    with entry.step() as state:
+        remote.attempt_told(state, entry_node, word)
+    fourth = ask(caller)
+    assert lane.owner is not None and lane.owner.agent.agent_id == new.agent_id
+    assert not new.process.requests
+    cores.link(home, entry)
+    cores.advance(1)
+    new.handle_all()
+    assert [each.message_id for each in new.process.requests] == [second, third, fourth]
+    assert notes_of(caller, fourth)[1:] == [turn, second, third, fourth]
+    cores.assert_settled()
+
+
 def test_a_home_that_judges_its_agent_dead_says_so_to_all_at_once() -> None:
     cores = nodes_of(2)
     home, entry = cores.nodes
@@ -169,9 +203,10 @@ class Play:
         )
         self.callers = [core.caller(f"caller{number}") for number, core in enumerate(self.cores.nodes)]
         self.keepers: list[Keeper] = []
-        self.asked: list[tuple[Process, str, str]] = []
+        self.asked: list[tuple[Process, str, str, frozenset[str]]] = []
+        """Who asked, the session, the message, and what the caller knew to be in the state."""
         self.epochs: dict[tuple[Process, str], int] = {}
-        self.known: dict[tuple[Process, str], set[str]] = {}
+        self.known: dict[tuple[Process, str], frozenset[str]] = {}
         self.read: set[str] = set()
         self.ran: set[str] = set()
         for place in range(3):
@@ -186,7 +221,9 @@ class Play:
             case "ask":
                 caller = self.callers[which % 3]
                 self._hear()
-                self.asked.append((caller, session, ask(caller, session, self.epochs.get((caller, session), 0))))
+                known = self.known.get((caller, session), frozenset())
+                message = ask(caller, session, self.epochs.get((caller, session), 0))
+                self.asked.append((caller, session, message, known))
             case "come":
                 self.keepers.append(Keeper(core, f"k{len(self.keepers)}"))
             case "release":
@@ -259,7 +296,7 @@ class Play:
 
     def _hear(self) -> None:
         """Read what came back: without an event nothing that this caller knew of may be missing."""
-        for caller, session, message in self.asked:
+        for caller, session, message, known in self.asked:
             if message in self.read:
                 continue
             for reply in [each for each in caller.replies_to(message) if not each.more]:
@@ -267,7 +304,7 @@ class Play:
                 if reply.HasField("error"):
                     continue
                 self.epochs[caller, session] = max(reply.epoch, self.epochs.get((caller, session), 0))
-                notes, known = set(json.loads(reply.payload.text)), self.known.get((caller, session), set())
+                notes = frozenset(json.loads(reply.payload.text))
                 if not reply.session_event:
                     assert known <= notes, "what this caller knew of is gone, and nobody told"
                 self.known[caller, session] = notes
@@ -287,7 +324,7 @@ class Play:
                     self.handle(each)
             cores.advance(2.0)
         self._hear()
-        for caller, _, message in self.asked:
+        for caller, _, message, _ in self.asked:
             replies = [each for each in caller.replies_to(message) if not each.more]
             assert len(replies) == 1, f"{message} ended {len(replies)} times"
         cores.assert_settled()
