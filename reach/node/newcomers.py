@@ -69,6 +69,10 @@ class Registering:
         else:
             self.left = deque(other for other in self.left if other is not each)
 
+    def overtaken(self, each: Attaching) -> None:
+        """Another process has come under the same agent_id since, and has it."""
+        each.error = failure(codes.FENCED, f"another process registered as {each.agent_id} after this one")
+
     def settled(self) -> None:
         """One more of its agents has its generation or its error."""
         self.open -= 1

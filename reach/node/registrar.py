@@ -237,6 +237,9 @@ class Registrar:
 
         Compared by revision, so that a write of somebody else in between is seen and not undone. No leader is asked.
         """
+        batch.sort(
+            key=lambda asked: asked[0].deadline
+        )  # as they came; who was a newcomer first comes back before others
         found = await self._store.txn([], [Get(key) for key in dict.fromkeys(agent_key(agent) for *_, agent in batch)])
         while True:
             present = {item.key: item for read in found.reads for item in read}
@@ -252,7 +255,10 @@ class Registrar:
                 break
         for register, each, agent in batch:
             register.take(each)
-            agent.generation = found.revision
+            if records[agent_key(agent)].incarnation == agent.incarnation:
+                agent.generation = found.revision
+            else:
+                register.overtaken(each)
         for key, agent in records.items():
             self._written(key, agent, shard)
         for register, *_ in batch:

@@ -18,10 +18,11 @@ from reach.adapters.memory_store import MemoryStore
 from reach.core.agents import Agent
 from reach.core.arrivals import Arrival, Attaching
 from reach.core.effects import DeregisterAgent
-from reach.core.store import Delete, Item, StoreUnavailable
+from reach.core.store import Delete, Item, Put, StoreUnavailable
 from reach.node import newcomers
 from reach.node.admission import AGENTS_PER_FORWARD_MAX, Admission
 from reach.node.election import Election
+from reach.node.records import stored_record
 from reach.node.registrar import Registrar
 from reach.node.view import View
 from tests.support.core import CoreMesh
@@ -54,11 +55,13 @@ class Node:
     registrar: Registrar
     view: View
     replaced: list[str] = field(default_factory=list)
+    process: bytes = b""
+    """The incarnation of the process whose agents are made."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     def agent(self, name: str) -> Agent:
         """Of a process at this node."""
-        process = f"process at {self.node_id}".encode()
+        process = self.process or f"process at {self.node_id}".encode()
         record = AgentRecord(agent_id=name, agent_type=name.partition("/")[0], tenant="default", env="production")
         record.node_id, record.incarnation = self.node_id, process
         return Agent.from_record(record)
@@ -287,6 +290,24 @@ async def test_equal_names_of_one_node_are_registered_one_after_the_other() -> N
         answers = [*await second.register("a/1", "a/1", "b/1"), *await second.register("a/1")]
         generations = [generation(each) for each in answers if each.agent_id == "a/1"]
         assert (await made.keys())["a/1"].mod_revision == max(generations) == generations[-1]
+
+
+async def test_of_two_that_wait_under_one_name_the_later_one_has_it_also_if_somebody_else_was_faster() -> None:
+    async with mesh(True, False, False) as (made, (first, second, third)):
+        first.election.resign()
+        waiting = []
+        for link in ("one", "two"):
+            second.process = link.encode()
+            waiting.append(asyncio.create_task(second.register("a/1", link_id=link)))
+            await asyncio.sleep(0)
+        record = stored_record(third.agent("a/1")).SerializeToString()
+        await made.store.txn([], [Put("agents/default/production/a/1", record)])
+        await made.stand(third)
+        await made.stand(second)
+        await made.knows_leader(second, "n2")
+        (former,), (later,) = [await each for each in waiting]
+        assert second.registrar._agents["agents/default/production/a/1"] is later.agent
+        assert former.error is not None and former.error.code == codes.FENCED
 
 
 async def test_the_bound_counts_all_agents_of_the_mesh_and_frees_with_them() -> None:
