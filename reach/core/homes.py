@@ -243,8 +243,7 @@ def handed_on(state: State, node: NodePeer, word: Handover) -> None:
 
 def must_wait(state: State, lane: Lane) -> bool:
     """Whether messages of the former home are still to come."""
-    expected = lane.expected
-    if expected is not None and expected.node.connected and state.now < expected.until:
+    if lane.expected is not None and state.now < lane.expected.until:
         return True
     lane.expected = None
     return False

@@ -320,6 +320,20 @@ class TestStepsThatFail:
         assert other.asked == ["restore"] and owner.asked == ["release", "restore"]
         core.assert_settled()
 
+    def test_what_it_says_of_the_time_before_counts_no_more(self) -> None:
+        core = CoreMesh()
+        found, caller = keepers(core, 2), core.caller()
+        owner, (other,), _first = begin(core, caller, found)
+        former = owner.epochs["s"]
+        other.fails = {"restore"}
+        release(core)
+        assert owner_of(core, found) is owner and lane_of(core).epoch > former
+        held = dict(core.snapshots)
+        owner.epochs["s"] = former
+        owner.checkpoint(turn=99)
+        assert core.snapshots == held and lane_of(core).turn < 99
+        core.assert_settled()
+
     def test_if_that_fails_too_two_others_are_asked_and_then_it_is_lost(self) -> None:
         core = CoreMesh()
         found, caller = keepers(core, 6), core.caller()

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
-from agentreach.v1.frame_pb2 import AttemptState
+from agentreach.v1.frame_pb2 import AttemptState, Handover
 from agentreach.wire.errors import failure
-from reach.core import drains, leaving, remote
+from reach.core import drains, homes, leaving, remote
 from reach.core.lanes import Lane
+from reach.core.moving import Holder
 from tests.support.core import Process
 from tests.support.cores import Cores, NodeCore
 from tests.support.keepers import Keeper
@@ -138,6 +139,59 @@ def test_nothing_goes_to_a_new_home_before_all_that_the_former_one_had_is_answer
     new.handle_all()
     assert [each.message_id for each in new.process.requests] == [second, third, fourth]
     assert notes_of(caller, fourth)[1:] == [turn, second, third, fourth]
+    cores.assert_settled()
+
+
+def _handed_over(cores: Cores, count: int) -> tuple[Keeper, Process, Process]:
+    """A session whose pin names an agent of the second node, which has been told to expect messages of the first."""
+    home, other = cores.nodes
+    keeper, at_home, here = Keeper(other, "new"), home.caller(), other.caller()
+    agent = other.attachment(keeper.agent_id).agent
+    other.pins[*KEY, "s"] = Holder(keeper.agent_id, agent.incarnation, 2_000_000, home=other.node_id)
+    word = Handover(session_id="s", epoch=2_000_000, count=count, tenant=KEY[0], env=KEY[1], agent_id=keeper.agent_id)
+    with other.step() as state:
+        homes.handed_on(state, state.nodes[home.node_id], word)
+    return keeper, at_home, here
+
+
+def test_a_new_home_waits_for_what_the_former_one_hands_on_and_then_serves_all() -> None:
+    cores = nodes_of(2)
+    keeper, at_home, here = _handed_over(cores, 2)
+    late = ask(here)
+    assert not keeper.process.requests
+    handed_on = [ask(at_home), ask(at_home)]
+    keeper.handle_all()
+    assert notes_of(here, late) == [*handed_on, late]
+    cores.assert_settled()
+
+
+def test_but_not_for_ever() -> None:
+    cores = nodes_of(2, session_hook_s=3.0)
+    keeper, _, here = _handed_over(cores, 1)
+    message = ask(here)
+    cores.advance(2.9)
+    assert not keeper.process.requests
+    cores.advance(0.3)
+    keeper.handle_all()
+    assert notes_of(here, message) == [message]
+    cores.assert_settled()
+
+
+def test_an_entry_learns_that_a_session_has_another_agent_at_the_same_home() -> None:
+    cores = nodes_of(2)
+    home, entry = cores.nodes
+    keepers, caller = [Keeper(home, "one"), Keeper(home, "two")], entry.caller()
+    first = ask(caller)
+    old = next(each for each in keepers if each.process.requests)
+    new = next(each for each in keepers if each is not old)
+    old.handle_all()
+    release(home)
+    message = ask(caller, epoch=caller.reply_to(first).epoch)
+    new.handle_all()
+    reply, lane = caller.reply_to(message), lane_at(entry)
+    assert reply.session_event == pb.MOVED and reply.source == new.agent_id
+    assert lane is not None and lane.owner is not None and lane.owner.agent.agent_id == new.agent_id
+    assert lane.epoch == reply.epoch
     cores.assert_settled()
 
 
