@@ -144,7 +144,7 @@ LIMITS: dict[str, tuple[Bound, ...]] = {
               "no answer; the node asks again"),
         Bound("selectors for which one other node waits here", "reach.core.wants.WANTS_PER_NODE_MAX",
               "it hears of free slots half a second later"),
-        Bound("refusals of homes, of one request, that count as no attempt", "reach.core.remote.REFUSALS_MAX",
+        Bound("refusals of homes, of one request, that count as no attempt", "reach.core.refusals.REFUSALS_MAX",
               "the next is a failed attempt: CONNECT_FAILED"),
         Bound("wishes of other nodes that the leading one works on", "reach.node.forwarding.ASKED_MAX",
               "REGISTRY_UNAVAILABLE with `retry_after_ms`"),

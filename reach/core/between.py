@@ -22,7 +22,7 @@ from reach.core import (
     mesh,
     nodes,
     once,
-    remote,
+    refusals,
     replies,
     visiting,
     wants,
@@ -85,7 +85,7 @@ def _loads(state: State, node: NodePeer, signal: Signal) -> None:
 
 
 def _attempt_state(state: State, node: NodePeer, signal: Signal) -> None:
-    remote.attempt_told(state, node, signal.attempt_state)
+    refusals.told(state, node, signal.attempt_state)
 
 
 def _stream_credit(state: State, node: NodePeer, signal: Signal) -> None:

@@ -122,6 +122,8 @@ def on_timer(state: State, due: LoadsDue) -> None:
     if changed:
         _spread(state, changed)
     wants.tell_again(state)
+    if state.orphans:
+        remote.forget_orphans(state)
     due.timer = state.checks.schedule(due, state.now + EVERY_S)
 
 

@@ -1,8 +1,8 @@
-"""Agents of other nodes: who they are by the store's view, and what their homes say of requests given to them.
+"""Agents of other nodes: who they are by the store's view, and where they are now.
 
 A remote agent stands in the directory like one of this node; its `Attachment` is on the link to its home. That it
-exists is said by its registration (the view), how it is by its home (`loads`). A refusal of the home is no failed
-attempt: the view was wrong, is put right, and somebody else is chosen (behaviour.md §4).
+exists is said by its registration (the view), how it is by its home (`loads`). When it has another home, what it had of
+ours goes there; when it has none, that waits for it (`State.orphans`).
 """
 
 from __future__ import annotations
@@ -11,16 +11,12 @@ from typing import TYPE_CHECKING
 
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.admin_pb2 import NodeRecord
-from agentreach.v1.error_pb2 import Error
-from agentreach.v1.frame_pb2 import AttemptState
 from agentreach.v1.registry_pb2 import AgentRecord
 from agentreach.wire.errors import failure
 from reach.core import (
-    again,
     breakers,
     deadlines,
     health,
-    homes,
     loads,
     losses,
     nodes,
@@ -30,16 +26,14 @@ from reach.core import (
     settle,
     takeover,
 )
-from reach.core.agents import DEGRADED, DRAINING, HEALTHY, STARTING, UNREACHABLE, Agent
+from reach.core.agents import DEGRADED, HEALTHY, STARTING, UNREACHABLE, Agent
 from reach.core.effects import DialNodes
-from reach.core.requests import Attachment, Request, Stage
-from reach.core.retry import Failed
+from reach.core.requests import Attachment, Stage
 
 if TYPE_CHECKING:
     from reach.core.nodes import NodePeer
     from reach.core.state import State
 
-REFUSALS_MAX = 3  # of homes, of one request, that are no failed attempt
 NEVER = float("inf")
 
 
@@ -97,6 +91,8 @@ def agent_seen(state: State, record: AgentRecord, generation: int) -> None:
         if former.incarnation == agent.incarnation and agent.status == STARTING and was in (HEALTHY, DEGRADED):
             set_status(state, attachment, was)  # the same process: it is as well there, until its home says otherwise
         _take_over_requests(state, former, attachment)
+    if state.orphans:
+        adopt(state, attachment)
 
 
 def _was(former: Agent) -> int:
@@ -141,9 +137,43 @@ def agent_gone(state: State, tenant: str, env: str, agent_id: str, generation: i
 
 
 def _gone(state: State, attachment: Attachment) -> None:
+    """It is registered nowhere. What it has of ours waits for its home's word, or for it to come to another node."""
     _dismiss(state, attachment)
-    if not attachment.peer.connected:
-        losses.agent_gone(state, attachment, "its home node is lost and its registration has ended")
+    agent = attachment.agent
+    forget_orphans(state)
+    if attachment.attempts:
+        state.orphans[agent.tenant, agent.env, agent.agent_id] = attachment
+        if not attachment.peer.connected:
+            _wait_for(state, attachment)
+
+
+def _wait_for(state: State, attachment: Attachment) -> None:
+    for request in list(attachment.attempts.values()):
+        if request.stage is not Stage.SETTLED:
+            request.lost_at = request.lost_at or state.now
+            deadlines.reschedule(state, request)
+
+
+def adopt(state: State, attachment: Attachment) -> None:
+    """An agent has come, here or at another node, that was registered nowhere: what it has of ours goes to it again."""
+    agent = attachment.agent
+    orphan = state.orphans.pop((agent.tenant, agent.env, agent.agent_id), None)
+    if orphan is None:
+        return
+    if orphan.agent.incarnation == agent.incarnation:
+        move_requests(state, orphan, attachment)
+    else:
+        losses.agent_gone(state, orphan, "another process took over its agent_id")
+
+
+def forget_orphans(state: State) -> None:
+    """Let go of those that have nothing of ours any more."""
+    for key in [key for key, orphan in state.orphans.items() if not orphan.attempts]:
+        del state.orphans[key]
+
+
+def _orphans_of(state: State, node: NodePeer) -> list[Attachment]:
+    return [orphan for orphan in state.orphans.values() if orphan.peer is node]
 
 
 def left_home(state: State, attachment: Attachment) -> None:
@@ -253,7 +283,7 @@ def link_cut(state: State, node: NodePeer) -> None:
     """The link to a home was cut: no new work for its agents; what they have waits for the link, or for them."""
     for attachment in node.agents.values():
         set_status(state, attachment, UNREACHABLE)
-    for attachment in node.agents.values():
+    for attachment in [*node.agents.values(), *_orphans_of(state, node)]:
         losses.link_cut(state, attachment)
     once.owner_lost(state, node)
     drop_unregistered(state, node)
@@ -273,11 +303,13 @@ def link_back(state: State, node: NodePeer, *, resumed: bool) -> None:
         losses.link_back(state, attachment, resumed=resumed)
         health.unsaturate(state, attachment)
         loads.apply(state, attachment)
+    for orphan in _orphans_of(state, node):
+        losses.link_back(state, orphan, resumed=resumed)
 
 
 def forgotten(state: State, node: NodePeer) -> None:
     """A home was started anew: of what it had accepted nobody knows there, until its agents come back to a node."""
-    for attachment in node.agents.values():
+    for attachment in [*node.agents.values(), *_orphans_of(state, node)]:
         for request in list(attachment.attempts.values()):
             item = request.item
             if request.stage is Stage.SETTLED:
@@ -322,73 +354,3 @@ def on_timer(state: State, attachment: Attachment) -> None:
     health.look_for_overdue(state, attachment)
     if attachment.attempts or agent.suspect or agent.recent_failures or attachment.overdue is not None:
         health.look_soon(state, attachment)
-
-
-# ---- what the home says of an attempt ----
-
-
-def attempt_told(state: State, node: NodePeer, told: AttemptState) -> None:
-    """The home of an agent tells what became of an attempt: it was refused, or its agent was lost."""
-    entry = told.entry
-    if len(entry) != 16 or entry[:8] != state.nonce:
-        return
-    request = state.requests.get(int.from_bytes(entry[8:], "big"))
-    if request is None or request.attachment is None or request.attachment.peer is not node:
-        return
-    if request.attempt != told.attempt:
-        return
-    if request.stage is Stage.SETTLED:
-        settle.release(state, request)
-    elif told.state == AttemptState.REFUSED:
-        _refused(state, request, request.attachment, told.why)
-    elif told.state == AttemptState.LOST:
-        _lost(state, request, told.why)
-
-
-def _refused(state: State, request: Request, attachment: Attachment, why: Error) -> None:
-    agent = attachment.agent
-    request.note("refused", state.now, f"by node {agent.node_id}: {why.message[:200]}")
-    state.stats.home_refusals += 1
-    if why.code == codes.OVERLOADED:
-        loads.count_full(state, agent)
-    elif why.code in (codes.NO_ROUTE, codes.NO_AGENT_AVAILABLE):
-        set_status(state, attachment, UNREACHABLE)
-    elif why.code == codes.SHUTTING_DOWN:
-        set_status(state, attachment, DRAINING)
-    if request.tied:  # it may have run at this process: wait for where that is now, like after a cut
-        request.lost_at = request.lost_at or state.now
-        request.forgotten = True
-        deadlines.reschedule(state, request)
-        return
-    if request.lane is not None:
-        homes.refused(state, request, why)
-        return
-    request.refusals += 1
-    error = failure(
-        why.code if why.code in (codes.OVERLOADED, codes.FENCED) else codes.CONNECT_FAILED,
-        f"{agent.agent_id} was not given the request by its home, node {agent.node_id}: {why.message}",
-        agent_id=agent.agent_id,
-        retry_after_ms=why.retry_after_ms,
-    )
-    if request.refusals <= REFUSALS_MAX:
-        again.not_taken(state, request, error)
-    elif not again.follows(state, request, Failed.CONNECT, error, over=True):
-        settle.fail(state, request, error)
-
-
-def _lost(state: State, request: Request, why: Error) -> None:
-    if "moved" in why.details:  # the view will say where to; until then it waits as after a cut
-        request.lost_at = state.now
-        deadlines.reschedule(state, request)
-        return
-    agent = request.agent
-    assert agent is not None
-    error = failure(
-        codes.AGENT_LOST,
-        why.message,
-        retryable=request.idempotent,
-        may_have_executed=True,
-        agent_id=agent.agent_id,
-    )
-    if not again.follows(state, request, Failed.LOST, error, over=True):
-        settle.fail(state, request, error)

@@ -160,6 +160,8 @@ class State:
         """The other nodes, by node_id."""
         self.remote_agents = 0
         """How many of the directory are attached to other nodes."""
+        self.orphans: dict[tuple[str, str, str], Attachment] = {}
+        """By (tenant, env, agent_id): remote agents that are registered nowhere now, and have requests of ours."""
         self.loads = LoadsDue()
         self.fence = Fence()
         self.wants = Wants()

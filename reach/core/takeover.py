@@ -55,6 +55,8 @@ def let_in(state: State, peer: Peer, each: arrivals.Attaching) -> None:
     if remote_former is not None and remote_former.incarnation == attachment.agent.incarnation:
         assert isinstance(remote_former.link, Attachment)
         remote.move_requests(state, remote_former.link, attachment)
+    if state.orphans:
+        remote.adopt(state, attachment)
 
 
 def attached_elsewhere(agent: Agent) -> bool:

@@ -12,7 +12,7 @@ from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.frame_pb2 import AttemptState, Handover
 from agentreach.wire.errors import failure
-from reach.core import drains, homes, leaving, remote
+from reach.core import drains, homes, leaving
 from reach.core.lanes import Lane
 from reach.core.moving import Holder
 from tests.support.core import Process
@@ -130,7 +130,7 @@ def test_nothing_goes_to_a_new_home_before_all_that_the_former_one_had_is_answer
         entry=given[second].entry, attempt=1, state=AttemptState.REFUSED, why=failure(codes.FENCED, "not here")
     )
     with entry.step() as state:
-        remote.attempt_told(state, entry_node, word)
+        refusals.told(state, entry_node, word)
     fourth = ask(caller)
     assert lane.owner is not None and lane.owner.agent.agent_id == new.agent_id
     assert not new.process.requests

@@ -298,3 +298,86 @@ def test_what_a_node_does_not_answer_counts_as_unknown() -> None:
     counts = publisher.reply_to(event).payload.json.struct_value.fields
     assert counts["unknown"].number_value == 1
     assert not one.state.crossings
+
+
+# ---- agents that are registered nowhere for a while ----
+
+
+def test_an_agent_whose_key_ends_with_its_dead_home_gets_its_request_again_where_it_comes_back() -> None:
+    cores = Cores(3)
+    entry, home, other = cores.nodes
+    agent = home.agent("echo/1")
+    caller = entry.caller()
+    message = caller.request(timeout_ms=30_000)
+    record = entry.attachment("echo/1").agent
+    cores.kill(home)
+    cores.gone.append((home, record, record.generation))  # the lease of its home has ended
+    cores.advance(2.0)
+    assert entry.state.directory.get("default", "production", "echo/1") is None
+    assert not caller.replies_to(message), "the process may live, and come to another node"
+    again = other.process("echo-1")
+    again.incarnation = agent.incarnation
+    again.forget()
+    again.connect(*agent.agents.values())
+    cores.advance(0.5)
+    assert again.has(message) and not again.got(message).fresh
+    again.answer(message, "late but once")
+    assert caller.text_of(message) == "late but once"
+    cores.advance(1.0)
+    assert not entry.state.orphans
+    cores.assert_settled()
+
+
+def test_one_that_comes_back_to_the_callers_own_node_gets_it_there() -> None:
+    cores = Cores(2)
+    entry, home = cores.nodes
+    agent = home.agent("echo/1")
+    caller = entry.caller()
+    message = caller.request(timeout_ms=30_000)
+    record = entry.attachment("echo/1").agent
+    cores.kill(home)
+    cores.gone.append((home, record, record.generation))
+    cores.advance(1.0)
+    again = entry.process("echo-1")
+    again.incarnation = agent.incarnation
+    again.forget()
+    again.connect(*agent.agents.values())
+    assert again.has(message)
+    again.answer(message, "here")
+    assert caller.text_of(message) == "here"
+    cores.assert_settled()
+
+
+def test_one_that_does_not_come_back_is_lost_when_the_resume_window_is_over() -> None:
+    cores = Cores(2)
+    entry, home = cores.nodes
+    home.agent("echo/1")
+    caller = entry.caller()
+    message = caller.request(timeout_ms=60_000)
+    record = entry.attachment("echo/1").agent
+    cores.kill(home)
+    cores.gone.append((home, record, record.generation))
+    cores.advance(9.0)
+    assert not caller.replies_to(message)
+    cores.advance(1.5)
+    error = caller.error_of(message)
+    assert error.code == codes.AGENT_LOST and error.may_have_executed
+    cores.advance(90.0)
+    cores.assert_settled()
+
+
+def test_an_agent_that_left_while_its_answer_was_on_the_way_has_answered() -> None:
+    cores = Cores(2)
+    entry, home = cores.nodes
+    agent = home.agent("echo/1")
+    caller = entry.caller()
+    message = caller.request(timeout_ms=30_000)
+    record = entry.attachment("echo/1").agent
+    entry.state.nodes["n1"].told.clear()
+    cores.gone.append((home, record, record.generation))
+    cores.pump()
+    agent.answer(message, "it was under way")
+    assert caller.text_of(message) == "it was under way"
+    cores.advance(1.0)
+    assert not entry.state.orphans
+    cores.assert_settled()

@@ -641,6 +641,7 @@ class CoreMesh:
         state = self.state
         assert not state.requests, [r.message_id for r in state.requests.values()]
         assert not state.by_key and not state.relayed
+        assert not any(orphan.attempts for orphan in state.orphans.values())
         assert not state.wants.granted and not state.wants.wishes
         assert not state.inquiries and not state.asking and not state.crossings
         assert state.unsettled == 0
