@@ -12,7 +12,7 @@ from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.frame_pb2 import AttemptState, Handover
 from agentreach.wire.errors import failure
-from reach.core import drains, homes, leaving
+from reach.core import drains, homes, leaving, refusals
 from reach.core.lanes import Lane
 from reach.core.moving import Holder
 from tests.support.core import Process
