@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 REFRESH_S = 60.0  # a used pin is written again at most so often
 PIN_RETRY_AFTER_MS = 1000
+NEVER = float("-inf")
 
 
 def ask(state: State, lane: lanes.Lane) -> None:
@@ -291,6 +292,9 @@ def came_back(state: State, attachment: Attachment, session_id: str, epoch: int)
     if lane is None or lane.owner is not None or lane.pinning or lane.epoch > epoch:
         return  # somebody else has it under a newer epoch: what this one says of it will be fenced
     moves.not_pinned(state, lane)
+    news = lane.epoch == 0
     own(state, lane, attachment, epoch)
+    if news and state.nodes:  # another node may have given the session away: the store is asked before its next message
+        lane.verified_at = NEVER
     lane.event, lane.broken = 0, False
     state.lanes_ready.append(lane)
