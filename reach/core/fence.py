@@ -108,17 +108,22 @@ def in_doubt(state: State, lane: Lane) -> bool:
 
 
 def on_timer(state: State, fence: Fence) -> None:
-    """Tell the others that their pins are honoured, and look after the own."""
+    """Tell the others whose pins are honoured, and look after the own."""
     fence.timer = state.checks.schedule(fence, state.now + TELL_S)
     word = Signal(pins_honoured=PinsHonoured(node_id=state.rules.node_id, view_revision=state.directory.revision))
     for node in state.nodes.values():
-        if node.connected:
+        if node.connected and not _unknown_to_some(state, node):
             node.link.signal(word)
             state.woken.add(node)
     if holds(state) and not fence.holds_now:
         fence.holds_now = True
         state.log("info", "sessions are served again")
         state.lanes_ready.extend(lane for lane in state.lanes.values() if lane.waiting)
+
+
+def _unknown_to_some(state: State, home: NodePeer) -> bool:
+    """Whether a node came after this home's key had vanished: it never heard of it, and nobody can vouch for that one."""
+    return not home.address and any(node.address and node.seen_at >= home.gone_at for node in state.nodes.values())
 
 
 def heard(state: State, node: NodePeer, message: PinsHonoured) -> None:
@@ -135,7 +140,9 @@ def may_void(state: State, home: str, unregistered_s: float) -> bool:
     if home == state.rules.node_id:
         return True
     node = state.nodes.get(home)
-    if node is None or node.dead:
+    if node is None:  # while others vouch for it, it knows that they do not for us
+        return unregistered_s >= UNREGISTERED_S
+    if node.dead:
         return True
     if node.connected:  # one that has lost its registrations serves on, by this node's own word (`pins_honoured`)
         return bool(node.address)

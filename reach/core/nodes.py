@@ -43,9 +43,11 @@ class NodePeer(Peer):
         "broker",
         "dead",
         "draining",
+        "gone_at",
         "honoured_at",
         "node_id",
         "record",
+        "seen_at",
         "since",
         "told",
         "unregistered",
@@ -73,6 +75,10 @@ class NodePeer(Peer):
         self.dead = False
         """Nobody listens at its address: its process is gone."""
         self.draining = False
+        self.seen_at = state.now
+        """When the store first showed it, in its present life."""
+        self.gone_at = 0.0
+        """When its key vanished from the store."""
         self.honoured_at = 0.0
         """When it last said that it honours this node's pins."""
         self.since = state.now

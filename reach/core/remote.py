@@ -44,6 +44,8 @@ def node_seen(state: State, record: NodeRecord) -> None:
     """A node's key stands in the store."""
     if record.node_id != state.rules.node_id:
         node = nodes.of(state, record.node_id)
+        if node.record.started_at != record.started_at:
+            node.seen_at = state.now
         node.record = record
         if node.address != record.address:
             node.address = record.address
@@ -54,7 +56,7 @@ def node_gone(state: State, node_id: str) -> None:
     """A node's key is not there any more. Its agents' keys go by themselves."""
     node = state.nodes.get(node_id)
     if node is not None:
-        node.address = ""
+        node.address, node.gone_at = "", state.now
         nodes.forget_if_gone(state, node)
 
 

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from agentreach.v1.admin_pb2 import NodeRecord
+from reach.core import fence, remote
+from tests.scenarios.test_fence import fenced
 from tests.scenarios.test_sessions_between_nodes import KEY, ask, nodes_of
+from tests.support.cores import NodeCore
 from tests.support.keepers import Keeper
+
+
+def gone(core: NodeCore, other: NodeCore, agent_id: str = "") -> None:
+    """The registry shows this node another one, and its agent, no more."""
+    with core.step() as state:
+        remote.node_gone(state, other.node_id)
+        if agent_id:
+            remote.agent_gone(state, "default", "production", agent_id, 1 << 60)
 
 
 def test_a_process_that_brings_a_session_along_serves_it_only_if_the_store_says_so() -> None:
@@ -32,3 +44,42 @@ def test_a_process_that_brings_a_session_along_serves_it_only_if_the_store_says_
     assert not process.has(message) and heir.process.has(message)
     heir.handle_all()
     cores.assert_settled()
+
+
+def test_a_home_that_a_newer_node_never_heard_of_serves_no_session_by_the_others_word() -> None:
+    cores = nodes_of(3)
+    home, other, newer = cores.nodes
+    fenced(home, 3.0)
+    fenced(other, 1e6)
+    fenced(newer, 1e6)
+    keeper, local = Keeper(home, "k"), home.caller()
+    ask(local)
+    keeper.handle_all()
+    cores.advance(0.5)
+    cores.cut(home, newer)
+    gone(home, newer)  # the home's view is of before it came
+    gone(newer, home, keeper.agent_id)
+    gone(other, home, keeper.agent_id)
+    cores.advance(12.0)
+    assert home.node_id not in newer.state.nodes
+    served = ask(local)
+    keeper.handle_all()
+    assert not local.reply_to(served).HasField("error"), "the only other node that there was honours its pins"
+    record = NodeRecord(node_id=newer.node_id, address="n2:1")
+    record.started_at.FromSeconds(1)
+    with other.step() as state:
+        remote.node_seen(state, record)
+    heir, caller = Keeper(newer, "heir"), newer.caller()
+    message = ask(caller)
+    cores.advance(15.0)
+    assert heir.process.has(message)
+    heir.handle_all()
+    refused = ask(local)
+    assert not keeper.process.has(refused) and local.reply_to(refused).HasField("error")
+    cores.assert_settled()
+
+
+def test_a_home_that_nobody_knows_is_waited_for_like_one_that_is_cut_off() -> None:
+    (core,) = nodes_of(1).nodes
+    assert not fence.may_void(core.state, "unheard-of", 9.9)
+    assert fence.may_void(core.state, "unheard-of", 10.0)
