@@ -41,13 +41,13 @@ from benchmark.rows import (
     NAMES,
     NODE_KILLED,
     NODES,
-    QUICK_NAMES,
     RECOVERY,
     ROWS,
     SEVERAL,
     Row,
     Scale,
     scale,
+    wanted,
 )
 from benchmark.systems import Running, System
 
@@ -76,8 +76,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="PATH", help="write every measurement to this file")
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a bound fails")
     found = parser.parse_args(given)
-    if found.rows is None:
-        found.rows = QUICK_NAMES if found.quick else NAMES
+    found.rows = wanted(found.rows, found.quick)
     return found
 
 
@@ -296,7 +295,7 @@ async def bench(given: argparse.Namespace) -> int:
         found, notes = await columns(given.systems, against, plain=given.plain, make=not given.quick)
         measured = await all_rounds(found, rows, plan)
         single = await node_alone(found, given.rows, plan)
-    notes += notes_on(measured, plan, given)
+    notes += notes_on({**measured, **mesh_report.measured(single)}, plan, given)
     bounds = print_result(given, plan, found, rows, measured, single, notes)
     if given.json is not None:
         document = {

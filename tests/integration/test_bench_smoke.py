@@ -63,6 +63,17 @@ def test_an_unknown_row_is_refused_with_the_known_ones() -> None:
     assert "'c65' is none of alone, c64" in done.stderr
 
 
+def test_a_row_of_several_nodes_is_measured_on_etcd(tmp_path: Path) -> None:
+    target = tmp_path / "result.json"
+    arguments = command("--seconds", "0.2", "--rows", "nodes", "--json", str(target))
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(target.read_text())
+    for where in ("same", "other"):
+        assert [one["errors"] for one in result["nodes"]["reach"][where]["c64"]] == [0]
+    assert [bound["limit"] for bound in result["bounds"]] == ["≤ 2", "≥ 0.45"]
+
+
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_a_benchmark_that_is_told_to_stop_ends_all_its_processes() -> None:
     bench = subprocess.Popen(

@@ -61,6 +61,11 @@ class Cluster:
         for place in range(len(self.nodes)):
             await self.until(place, lambda metrics: metrics.get('reach_nodes{state="linked"}') == others, "linked")
 
+    def pids(self, *without: int) -> list[int]:
+        """The process ids of all that was started, but of the nodes at these places."""
+        gone = {self.nodes[place].pid for place in without}
+        return [pid for pid in self._children.pids if pid not in gone]
+
     def urls_from(self, place: int, *without: int) -> str:
         """The addresses of all nodes but those `without`, this place's first."""
         count = len(self.addresses)
@@ -137,8 +142,11 @@ async def running(size: int, tree: Path | None) -> AsyncIterator[Cluster]:
     with tempfile.TemporaryDirectory(prefix="agent-reach-bench-etcd-") as folder:
         async with Children() as children:
             cluster = Cluster(size, tree, children, folder)
-            await cluster.start()
-            yield cluster
+            try:
+                await cluster.start()
+                yield cluster
+            finally:
+                children.kill()  # a gentle end takes etcd and its nodes seconds, and nobody needs what they would save
 
 
 def spread(names: Sequence[str], urls: Sequence[str], **more: Any) -> dict[str, Any]:

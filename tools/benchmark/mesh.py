@@ -41,9 +41,11 @@ async def nodes(plan: Scale, tree: Path | None) -> dict[str, Any]:
     async with cluster.running(2, tree) as mesh:
         home, entry = mesh.nodes
         settings = [{"system": "reach", "url": url} for url in mesh.addresses]
-        responder = await mesh.worker("responder", "responder", settings[0])
-        near = await mesh.worker("requester", "requester", settings[0])
-        far = await mesh.worker("requester at the other node", "requester", settings[1])
+        responder, near, far = await asyncio.gather(
+            mesh.worker("responder", "responder", settings[0]),
+            mesh.worker("requester", "requester", settings[0]),
+            mesh.worker("requester at the other node", "requester", settings[1]),
+        )
         system = System("reach", "Agent-Reach", "reach", tree)
         ways = {
             "same": _AtNodes(system, near, home, responder, None),

@@ -30,6 +30,11 @@ def bounds(found: Mapping[str, Found]) -> list[Bound]:
     return [bound for name, of in held.items() if name in found for bound in of(found[name])]
 
 
+def measured(single: Mapping[str, Mapping[str, Found]]) -> dict[str, Found]:
+    """The measurements of the row nodes, as those of other rows are kept: who else used the machine is told of both."""
+    return {f"{NODES} {name} {where}": by for name, found in single[NODES].items() for where, by in found.items()}
+
+
 def _at_most(what: str, measured: float, most: float, unit: str = "", *, wrong: str = "") -> Bound:
     text = f"{measured:.2f}{unit}" + (f", {wrong}" if wrong else "")
     return Bound(what, f"≤ {most:g}{unit}", text, measured <= most and not wrong)
@@ -129,4 +134,5 @@ def _say_crowd(found: Found, of: str) -> Iterator[str]:
     yield (
         f"{of}: {found['lost']:,} of {found['agents']:,} agents back after {found['back_s']:.2f} s; "
         f"p99 of a pair at the other nodes {found['before_ms']:.1f} ms before, {found['during_ms']:.1f} ms meanwhile"
+        + (f" (others used {found['foreign_cpu']:.0%} of the machine)" if found["foreign_cpu"] is not None else "")
     )

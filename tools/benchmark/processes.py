@@ -171,6 +171,18 @@ class Children:
         self._all.append(child)
         return child
 
+    @property
+    def pids(self) -> list[int]:
+        """Their process ids."""
+        return [child.pid for child in self._all]
+
+    def kill(self) -> None:
+        """SIGKILL for all that still run; leaving the context waits for their end."""
+        for child in self._all:
+            if child.process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    child.process.kill()
+
     async def __aenter__(self) -> Children:
         return self
 
@@ -187,6 +199,12 @@ class Used:
     processes: dict[str, float]
     own: float
     machine: float
+
+    def foreign(self, before: Used, seconds: float) -> float:
+        """Share of the machine that processes which are not ours have used since then."""
+        spent = sum(self.processes[name] - before.processes[name] for name in self.processes)
+        ours = spent + self.own - before.own
+        return max(0.0, self.machine - before.machine - ours) / (seconds * (os.cpu_count() or 1))
 
     @classmethod
     def now(cls, pids: dict[str, int], others: Iterable[int] = ()) -> Used | None:

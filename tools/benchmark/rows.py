@@ -56,8 +56,7 @@ FAULTS = (RECOVERY, FROZEN, AMPLIFICATION)
 NODES, NODE_KILLED, LEADER, ETCD, CROWD_BACK = "nodes", "node_killed", "leader", "etcd", "crowd"
 SEVERAL = (NODES, NODE_KILLED, LEADER, ETCD, CROWD_BACK)
 """The rows of several nodes on one etcd. They take minutes: a quick run has them only if they are named."""
-QUICK_NAMES = (*(row.name for row in ROWS), MEMORY, DECISION, *FAULTS)
-NAMES = (*QUICK_NAMES, *SEVERAL)
+NAMES = (*(row.name for row in ROWS), MEMORY, DECISION, *FAULTS, *SEVERAL)
 FROZEN_RATIO_MAX = 1.3
 AMPLIFICATION_MAX = 1.25
 OTHER_NODE_RATIOS = {"c64": 0.45, "alone": 2.0}
@@ -84,6 +83,11 @@ class Scale:
 
 FULL = Scale(rounds=5, seconds=3.0, alone_requests=2_000, warm_requests=1_000, idle_agents=2_000, fresh=True)
 QUICK = Scale(rounds=2, seconds=0.5, alone_requests=200, warm_requests=200, idle_agents=200, fresh=False)
+
+
+def wanted(named: tuple[str, ...] | None, quick: bool) -> tuple[str, ...]:
+    """The names of the rows to measure: those that were named, else all that the scale has time for."""
+    return named or tuple(name for name in NAMES if not quick or name not in SEVERAL)
 
 
 def scale(quick: bool, rounds: int | None, seconds: float | None) -> Scale:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import sys
 from collections.abc import Collection
@@ -126,15 +125,7 @@ async def measure(running: Running, row: Row, scale: Scale, everybody: Collectio
     wall_s = asyncio.get_running_loop().time() - begin
     after = Used.now(pids, others)
     if before is not None and after is not None:
-        found |= _usage(before, after, found["units"], wall_s)
+        spent = {name: after.processes[name] - before.processes[name] for name in after.processes}
+        found["cpu_s_per_10k"] = {name: seconds / max(found["units"], 1) * 1e4 for name, seconds in spent.items()}
+        found["foreign_cpu"] = after.foreign(before, wall_s)
     return found
-
-
-def _usage(before: Used, after: Used, units: int, wall_s: float) -> dict[str, Any]:
-    spent = {name: after.processes[name] - before.processes[name] for name in after.processes}
-    ours = sum(spent.values()) + after.own - before.own
-    foreign = max(0.0, after.machine - before.machine - ours)
-    return {
-        "cpu_s_per_10k": {name: seconds / max(units, 1) * 1e4 for name, seconds in spent.items()},
-        "foreign_cpu": foreign / (wall_s * (os.cpu_count() or 1)),
-    }

@@ -99,6 +99,7 @@ async def work(role: str, settings: dict[str, Any], answers: TextIO) -> None:
         if role == "responder":
             ready["addresses"] = await ends.RESPONDERS[settings["system"]](url, count, stack)
         elif role == "idle":
+            os.nice(settings.get("nice", 0))
             await ends.reach_idle(settings["urls"], settings["first"], count, stack)
         else:
             asking = await ends.REQUESTERS[settings["system"]](url, settings.get("crowd", []), stack)
