@@ -122,7 +122,7 @@ def on_timer(state: State, fence: Fence) -> None:
 
 
 def _unknown_to_some(state: State, home: NodePeer) -> bool:
-    """Whether a node came after this home's key had vanished: it never heard of it, and nobody can vouch for that one."""
+    """Whether a node came after this home's key had vanished: it never heard of the home, and may take its sessions."""
     return not home.address and any(node.address and node.seen_at >= home.gone_at for node in state.nodes.values())
 
 

@@ -15,6 +15,7 @@ from agentreach.v1.registry_pb2 import AgentRecord
 from agentreach.wire.errors import failure
 from reach.core import (
     breakers,
+    credit,
     deadlines,
     health,
     loads,
@@ -28,7 +29,7 @@ from reach.core import (
 )
 from reach.core.agents import DEGRADED, HEALTHY, STARTING, UNREACHABLE, Agent
 from reach.core.effects import DialNodes
-from reach.core.requests import Attachment, Stage
+from reach.core.requests import Attachment, Request, Stage
 
 if TYPE_CHECKING:
     from reach.core.nodes import NodePeer
@@ -110,11 +111,15 @@ def send_forgotten(state: State, attachment: Attachment) -> None:
     for request in list(attachment.attempts.values()):
         if request.forgotten and request.stage is not Stage.SETTLED:
             request.forgotten, request.lost_at = False, 0.0
-            request.repeats = request.items
-            peer = attachment.peer
-            request.item = peer.link.put_bytes(takeover.resent(state, request), state.now, request.priority)
-            state.woken.add(peer)
-            deadlines.reschedule(state, request)
+            _send_again(state, attachment, request)
+
+
+def _send_again(state: State, attachment: Attachment, request: Request) -> None:
+    peer = attachment.peer
+    request.repeats = request.items
+    request.item = peer.link.put_bytes(takeover.resent(state, request), state.now, request.priority)
+    state.woken.add(peer)
+    deadlines.reschedule(state, request)
 
 
 def agent_gone(state: State, tenant: str, env: str, agent_id: str, generation: int) -> None:
@@ -300,13 +305,28 @@ def drop_unregistered(state: State, node: NodePeer) -> None:
 def link_back(state: State, node: NodePeer, *, resumed: bool) -> None:
     """The link to a home is back."""
     for attachment in node.agents.values():
+        losses.link_back(state, attachment, resumed=resumed)
         if not resumed:
             attachment.overdue = None  # nothing that the former link carried will be acknowledged
-        losses.link_back(state, attachment, resumed=resumed)
+            _signals_lost(state, attachment)
         health.unsaturate(state, attachment)
         loads.apply(state, attachment)
     for orphan in _orphans_of(state, node):
         losses.link_back(state, orphan, resumed=resumed)
+
+
+def _signals_lost(state: State, attachment: Attachment) -> None:
+    """The link to its home was numbered anew: what was said in signals on the former one may not have arrived.
+
+    The home may have said that it refused a request, or that its agent was lost. It is sent there again: a home that
+    has it at work drops it, and its agent joins or replays.
+    """
+    credit.grant_again(state, attachment)
+    for request in list(attachment.attempts.values()):
+        item = request.item
+        under_way = request.stage is not Stage.SETTLED and not request.forgotten and not request.items
+        if under_way and item is not None and item.accepted:
+            _send_again(state, attachment, request)
 
 
 def forgotten(state: State, node: NodePeer) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.admin_pb2 import NodeRecord
+from agentreach.v1.frame_pb2 import Signal, StreamCredit
 from reach.core import fence, remote
 from tests.scenarios.test_fence import fenced
 from tests.scenarios.test_sessions_between_nodes import KEY, ask, nodes_of
-from tests.support.cores import NodeCore
+from tests.support.cores import Cores, NodeCore
 from tests.support.keepers import Keeper
 
 
@@ -83,3 +85,64 @@ def test_a_home_that_nobody_knows_is_waited_for_like_one_that_is_cut_off() -> No
     (core,) = nodes_of(1).nodes
     assert not fence.may_void(core.state, "unheard-of", 9.9)
     assert fence.may_void(core.state, "unheard-of", 10.0)
+
+
+def silence(cores: Cores, one: NodeCore, other: NodeCore) -> None:
+    """Nothing that they say from now on arrives; neither has noticed yet."""
+    cores._cut.add(frozenset((one.node_id, other.node_id)))
+
+
+def anew(cores: Cores, one: NodeCore, other: NodeCore) -> None:
+    """Their link is numbered anew, though both are the processes that they were (a slow consumer, a broken frame)."""
+    cores.cut(one, other)
+    for core, peer in ((one, other), (other, one)):
+        core.state.nodes[peer.node_id].token = b""
+    cores.link(one, other)
+
+
+def test_what_a_home_said_of_an_attempt_is_asked_for_again_when_the_link_begins_anew() -> None:
+    cores = Cores(2)
+    entry, home = cores.nodes
+    agent, caller = home.agent("echo/1"), entry.caller()
+    message = caller.request(timeout_ms=60_000)
+    silence(cores, entry, home)
+    agent.cut()
+    cores.advance(9.0)
+    assert not home.state.nodes[entry.node_id].visiting, "it has said that the agent was lost; that was not heard"
+    anew(cores, entry, home)
+    cores.advance(12.0)
+    assert caller.error_of(message).code == codes.AGENT_LOST
+    cores.advance(60.0)
+    cores.assert_settled()
+
+
+def test_what_is_at_work_at_a_home_is_not_given_to_its_agent_twice_when_the_link_begins_anew() -> None:
+    cores = Cores(2)
+    entry, home = cores.nodes
+    agent, caller = home.agent("echo/1"), entry.caller()
+    message, streamed = caller.request(timeout_ms=60_000), caller.request(timeout_ms=60_000)
+    agent.answer(streamed, "item 0", more=True)
+    anew(cores, entry, home)
+    agent.answer(message, "once")
+    agent.answer(streamed, "item 1")
+    assert len(agent.requests) == 2
+    assert caller.text_of(message) == "once"
+    assert [reply.payload.text for reply in caller.replies_to(streamed)] == ["item 0", "item 1"]
+    cores.assert_settled()
+
+
+def test_a_producer_at_another_node_is_told_again_how_much_it_may_send_when_the_link_begins_anew() -> None:
+    cores = Cores(2)
+    entry, home = cores.nodes
+    agent, caller = home.agent("echo/1"), entry.caller()
+    message = caller.request(timeout_ms=60_000)
+    for number in range(60):
+        agent.answer(message, f"item {number}", more=True)
+    silence(cores, entry, home)
+    more = StreamCredit(correlation_id=message, entry=caller.replies_to(message)[0].entry, up_to=200)
+    caller.signal(Signal(stream_credit=more))
+    cores.pump()
+    anew(cores, entry, home)
+    assert [signal.stream_credit.up_to for signal in agent.got_signals("stream_credit")] == [200]
+    agent.answer(message, "end")
+    cores.assert_settled()
