@@ -112,6 +112,7 @@ class Book:
                 data = {"n": number, "sleep": sleep}
                 reply = await mesh.request(data, idempotent=idempotent, **how)
                 assert reply.data == number, f"{number} was given the answer {reply.data!r}"
+                told = f"[trace {reply.trace_id}]"
         except ReachError as error:
             code, may, told = str(error.code), error.may_have_executed, str(error)
         assert number not in self.outcomes, f"{number} was answered twice"

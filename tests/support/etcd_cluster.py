@@ -106,6 +106,12 @@ class WiredEtcd(EtcdCluster):
             if reset:
                 self.soon(wire.reset)
 
+    def heal_client(self, client: str) -> None:
+        """This client reaches all members again but those that are isolated."""
+        for name, wire in self._clients[client].items():
+            if name not in self._isolated:
+                self.soon(wire.heal)
+
     def heal(self) -> None:
         """All wires pass again, and what they held arrives."""
         self._isolated.clear()

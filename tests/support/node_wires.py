@@ -51,6 +51,13 @@ class WiredNodes(NodeCluster):
             self.cut(node, other)
         self.wired_etcd.cut_client(node.node_id)
 
+    def rejoin(self, node: ClusterNode) -> None:
+        """This node hears the others again, and etcd, and they hear it."""
+        for names, wire in self._wires.items():
+            if node.node_id in names:
+                self.wired_etcd.soon(wire.heal)
+        self.wired_etcd.heal_client(node.node_id)
+
     def heal(self) -> None:
         """All wires pass again, also to etcd, and what they held arrives."""
         for wire in self._wires.values():

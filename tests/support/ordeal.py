@@ -24,6 +24,9 @@ from typing import Any
 
 from agent_sdk import Mesh, connect
 from agentreach.aio.clock import boot_time
+from agentreach.v1.admin_pb2 import ResetBreakerRequest
+from reach.adapters.admin_client import AdminClient
+from reach.core.ports import MeshFailure
 from tests.support import turns
 from tests.support.agents import AgentProcess, agent_process, eventually, usable
 from tests.support.chaos import GAUGES, Book, Outcome
@@ -84,6 +87,14 @@ class Ordeal:
         while sum([await node.metric("reach_agents") > 0 for node in self.nodes]) < min(2, len(self.workers)):
             await self._spread()
             await self._all_reached()
+
+    async def let_in(self) -> None:
+        """What an operator does when the faults are over: breakers that they opened would stay open for a while."""
+        for node in self.nodes:
+            async with AdminClient([node.grpc]) as client:
+                for worker in self.workers:
+                    with contextlib.suppress(MeshFailure):  # it is not back yet
+                        await client.reset_breaker(ResetBreakerRequest(agent_id=worker.agent_id))
 
     async def _spread(self) -> None:
         """After a few nodes were lost all agents may be at one, and nothing brings them back by itself."""
@@ -155,7 +166,9 @@ class Ordeal:
         found = Counter((outcome.what, outcome.code) for outcome in mine)
         others = [each for each in mine if each.code != "OK" and each.code not in told.get(each.what, ())]
         faults = self.book.faults() + turns.faults(turns.read(self.record, self.deaths))
-        assert not faults, f"{len(faults)} faults, told {found}: " + "\n".join(faults[:10])
+        wrong = [each for each in mine if each.faults(self.book.runs()[each.number])]
+        text = f"{len(faults)} faults, told {found}: " + "\n".join(faults[:10])
+        assert not faults, text + await self._traces(wrong[:3])
         assert not others, f"told {found}: " + "\n".join(map(str, others[:10])) + await self._traces(others[:3])
         if self._reigns is not None:
             assert overlaps(self._reigns.reigns()) == []
