@@ -301,7 +301,7 @@ def start(state: State, lane: Lane, request: Request, envelope: Envelope) -> Non
         settle.fail(state, request, deadlines.timed_out(request))
         return
     event = lane.event or (request.session_event if request.visitor is not None else 0)
-    if request.visitor is None and request.epoch not in (0, lane.epoch):  # it knew another owner: never STARTED
+    if request.epoch not in (0, lane.epoch) and event != pb.LOST:  # it knew another owner: never STARTED
         event = int(pb.MOVED if lane.since <= request.epoch < lane.epoch else pb.LOST)
     if event == pb.LOST and request.strict_session:
         request.lane = None

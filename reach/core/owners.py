@@ -153,7 +153,11 @@ def _await(state: State, lane: lanes.Lane) -> None:
 
 
 def void(state: State, lane: lanes.Lane) -> bool:
-    """Whether an owner that is not seen may be given up by now."""
+    """Whether an owner that is not seen may be given up by now. One that is registered is its home's to judge."""
+    tenant, env, _, _ = lane.key
+    if route.incarnation(state, (tenant, "", env, ""), *lane.owner_id) is not None:
+        _await(state, lane)
+        return False
     if lane.awaited_until > state.now or not fence.may_void(state, lane.home, state.now - lane.awaited_from):
         return False
     lane.awaited_until, lane.broken = 0.0, True

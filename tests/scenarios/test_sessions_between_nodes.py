@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from agentreach.v1 import envelope_pb2 as pb
@@ -389,6 +389,14 @@ def _linked(one: NodeCore, other: NodeCore) -> bool:
     return node is not None and node.connected
 
 
+@example(  # the second of two messages that came before the loss was not told of it
+    [("come", 0), ("leave", 0), ("ask", 9), ("come", 0), ("ask", 7), ("leave", 11), ("die", 0), ("handle", 7),
+     ("die", 5), ("ask", 1), ("ask", 1)]
+)  # fmt: skip
+@example(  # the former home gave a session away whose agent had gone to another node, and was cut off from that
+    [("come", 0), ("leave", 0), ("ask", 0), ("go", 0), ("come", 0), ("leave", 11), ("wait", 5), ("die", 3),
+     ("come", 4), ("ask", 4), ("wait", 10), ("wait", 5)]
+)  # fmt: skip
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(ACTIONS, st.integers(0, 11)), max_size=40))
 def test_whatever_fails_no_message_runs_twice_and_no_state_is_lost_in_silence(actions: list[tuple[str, int]]) -> None:
