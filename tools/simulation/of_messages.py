@@ -211,6 +211,8 @@ def a_session_keeps_its_order(world: World, run: Run) -> str:
         return ""
     if run is not world.ledger.runs[run.group][0]:
         return ""  # a repetition keeps its place, but its followers may have had theirs since the node forgot
+    if world.sharing > 1 and asks[0].by.longest_cut_s(asks[0].issued_at) > 0:
+        return ""  # what a caller sends again goes to the owner of each message, on ways of different lengths
     for other in world.ledger.all_runs:
         if other.session == run.session and other.group > run.group and other.started_at <= run.started_at:
             later = world.ledger.groups.get(other.group, [])
