@@ -163,6 +163,8 @@ def welcomed(state: State, node: NodePeer, welcome: pb.Welcome) -> bool:
 
 
 def _begin_again(state: State, node: NodePeer, incarnation: bytes) -> None:
+    if node.connected:  # the end of its former stream was not seen
+        cut(state, node, "it dialled anew")
     if node.incarnation and incarnation != node.incarnation:
         visiting.entry_lost(state, node, "its node was started anew")
         remote.forgotten(state, node)

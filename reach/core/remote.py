@@ -230,6 +230,7 @@ def _dismiss(state: State, attachment: Attachment) -> None:
     health.end(state, attachment)
     breakers.left(state, agent)
     owners.home_left(state, attachment)
+    nodes.forget_if_gone(state, node)
 
 
 def move_requests(state: State, old: Attachment, new: Attachment) -> None:
@@ -274,6 +275,7 @@ def comes_home(state: State, former: Agent, attachment: Attachment) -> None:
     health.end(state, old)
     breakers.left(state, former)
     owners.home_left(state, old)
+    nodes.forget_if_gone(state, node)
     if former.incarnation != attachment.agent.incarnation:
         losses.agent_gone(state, old, "another process took over its agent_id")
         return

@@ -7,9 +7,11 @@ from dataclasses import replace
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.admin_pb2 import NodeRecord
 from agentreach.v1.frame_pb2 import Signal, StreamCredit
-from reach.core import fence, remote
+from reach.core import fence, nodes, once, remote
+from reach.core.ports import ANYBODY
 from tests.scenarios.test_fence import fenced
 from tests.scenarios.test_sessions_between_nodes import KEY, ask, nodes_of
+from tests.support.core import Process
 from tests.support.cores import Cores, NodeCore
 from tests.support.keepers import Keeper
 
@@ -146,3 +148,42 @@ def test_a_producer_at_another_node_is_told_again_how_much_it_may_send_when_the_
     assert [signal.stream_credit.up_to for signal in agent.got_signals("stream_credit")] == [200]
     agent.answer(message, "end")
     cores.assert_settled()
+
+
+def test_a_node_that_is_started_anew_before_its_link_was_seen_to_end_has_forgotten_all_that_it_owned() -> None:
+    cores = Cores(3)
+    owner, entry, home = cores.nodes
+    agent, caller = home.agent("echo/1"), entry.caller()
+    message = _owned_by(owner, entry, caller)
+    assert agent.has(message)
+    owner.alive = False
+    life = NodeCore(cores, owner.node_id, 77)
+    with entry.step() as state:
+        nodes.hello(state, nodes.hello_for(life.state, nodes.of(life.state, entry.node_id)))
+    owners = [each.attachment.peer for each in entry.state.relayed.values() if each.attachment is not None]
+    assert entry.state.nodes[owner.node_id] not in owners, "it is another node's now"
+
+
+def _owned_by(owner: NodeCore, entry: NodeCore, caller: Process) -> str:
+    """A message that was sent before, and that this node owns."""
+    while True:
+        envelope = entry.envelope(fresh=False, timeout_ms=60_000)
+        found = once.owner(entry.state, (ANYBODY.tenant, ANYBODY.principal, "production", envelope.message_id))
+        if found is not None and found.node_id == owner.node_id:
+            break
+    caller.send(envelope)
+    entry.pump()
+    assert entry.state.relayed
+    return envelope.message_id
+
+
+def test_a_node_whose_key_vanished_before_those_of_its_agents_is_forgotten_with_the_last_of_them() -> None:
+    cores = Cores(2)
+    entry, home = cores.nodes
+    home.agent("echo/1")
+    cores.kill(home)
+    cores.advance(15.0)
+    gone(entry, home)
+    assert home.node_id in entry.state.nodes, "its agents may be there"
+    gone(entry, home, "echo/1")
+    assert home.node_id not in entry.state.nodes
