@@ -144,12 +144,16 @@ class State:
         """Until then a draining node gives work to agents that have not gone elsewhere yet."""
         self.arriving: dict[tuple[str, str, str], tuple[Identity, int]] = {}
         """By (tenant, env, agent_id): whose registrations the store has not answered yet, and how many."""
+        self._know_no_node()
+        self._ask_for_nothing()
+
+    def _ask_for_nothing(self) -> None:
+        """What a step leaves for its end."""
         self.overrun: set[Peer] = set()
         """Links whose outbox holds more replies than it may: they end with this step."""
         self.woken: set[Peer] = set()
         self.calls: list[Call] = []
         self.effects: deque[Effect] = deque()
-        self._know_no_node()
 
     def _know_no_node(self) -> None:
         """What is known of other nodes and of the registry, at the start."""
