@@ -32,6 +32,8 @@ WANTED_MAX = 10_000  # requests behind one want, as many as a node lets wait
 
 _PRIORITY = {0: Priority.HIGH, 1: Priority.NORMAL, 2: Priority.LOW}  # by level
 
+UNKNOWN = -1  # how many it was told: what was under way when its link was cut may come or not, so it is told again
+
 
 class Wish:
     """What a node wants of a selector: how many, and how good its first is."""
@@ -117,9 +119,9 @@ def tell_again(state: State) -> None:
         wanted.update((node, selector) for node in _homes(state.directory.pool(selector)) if node.connected)
     for key in wanted | set(told):
         node, selector = key
-        if not node.connected:
+        if state.nodes.get(node.node_id) is not node:
             told.pop(key, None)
-        elif state.queue.size(selector) != told.get(key, 0):
+        elif node.connected and state.queue.size(selector) != told.get(key, 0):
             _tell(state, node, selector)
 
 
@@ -237,6 +239,7 @@ def node_lost(state: State, node: NodePeer) -> None:
     wants = state.wants
     for key in [key for key in wants.wishes if key[0] is node]:
         del wants.wishes[key]
-    for key in [key for key in wants.told if key[0] is node]:
-        del wants.told[key]
+    for key in wants.told:
+        if key[0] is node:
+            wants.told[key] = UNKNOWN
     waiting.watch(state)

@@ -10,7 +10,7 @@ from agentreach.v1.frame_pb2 import Signal, StreamCredit
 from agentreach.v1.registry_pb2 import DRAINING
 from agentreach.wire.link import Link
 from agentreach.wire.outbox import Item
-from reach.core import health
+from reach.core import health, nodes
 from tests.scenarios.test_once_over_nodes import message_owned_by
 from tests.support.core import CoreMesh, Process, record
 from tests.support.cores import Cores
@@ -201,3 +201,23 @@ def test_a_session_whose_messages_all_failed_while_it_stood_in_its_owners_queue_
     chat.agent.shut = False
     agent.answer(first)
     core.assert_settled()
+
+
+def test_a_home_hears_that_nothing_is_wanted_any_more_also_after_a_cut() -> None:
+    cores = Cores(2)
+    entry, home = cores.nodes
+    agent, caller = home.agent("echo/1", max_concurrency=1), entry.caller()
+    held = caller.request(timeout_ms=60_000)
+    cores.advance(1.0)
+    cores._cut.add(frozenset(("n0", "n1")))  # nothing arrives any more, and nobody notices
+    waits = caller.request(timeout_ms=60_000)
+    cores.advance(1.0)
+    assert nodes.of(entry.state, "n1").link.next_frame(entry.state.now)
+    cores.cut(entry, home)
+    caller.cancel(waits)
+    cores.advance(1.0)
+    cores.link(entry, home)
+    cores.advance(1.0)
+    assert not home.state.wants.wishes
+    agent.answer(held)
+    cores.assert_settled()

@@ -40,7 +40,7 @@ def slots_stay_within_the_limit(world: World, process: Process) -> str:
         if agent.in_flight != held + brought + promised:
             others = f"{held} requests and {brought} others hold one, {promised} are promised"
             return f"{agent.agent_id}: {agent.in_flight} slots are taken, {others}"
-        if agent.max_concurrency and held > agent.max_concurrency:
+        if agent.max_concurrency and held > agent.max_concurrency and not agent.link.remote:  # else its home counts
             return f"{agent.agent_id}: {held} requests hold a slot, its limit is {agent.max_concurrency}"
     return ""
 
