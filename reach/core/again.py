@@ -183,7 +183,7 @@ def _go_on(state: State, request: Request, how: Failed, error: Error, decision: 
     request.attempt_until = 0.0
     if lane is not None:
         lane.running.discard(request)
-        lanes.put(state, lane, request, first=True)
+        lanes.put_back(state, lane, request)
         if decision.at <= state.now:
             next_attempt(state, request)
         deadlines.reschedule(state, request)
@@ -281,7 +281,7 @@ def not_taken(state: State, request: Request, error: Error) -> None:
     request.attempt_until = 0.0
     if lane is not None:
         lane.running.discard(request)
-        lanes.put(state, lane, request, first=True)
+        lanes.put_back(state, lane, request)
         state.lanes_ready.append(lane)
         deadlines.reschedule(state, request)
         return

@@ -149,7 +149,7 @@ def forget_if_unknown(state: State, lane: Lane) -> None:
         _forget(state, lane)
 
 
-def put(state: State, lane: Lane, request: Request, *, first: bool = False) -> None:
+def put(state: State, lane: Lane, request: Request) -> None:
     """Let a request, whose `data` is its envelope, wait in the lane."""
     if not request.lane_place:
         lane.entered += 1
@@ -157,10 +157,7 @@ def put(state: State, lane: Lane, request: Request, *, first: bool = False) -> N
     state.queue.held_elsewhere += len(request.data)
     request.lane = lane
     request.stage = Stage.QUEUED
-    if first:
-        lane.waiting.appendleft(request)
-    else:
-        lane.waiting.append(request)
+    lane.waiting.append(request)
 
 
 def put_back(state: State, lane: Lane, request: Request) -> None:

@@ -8,6 +8,7 @@ from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.frame_pb2 import Signal, StreamCredit
 from agentreach.v1.registry_pb2 import DRAINING
+from agentreach.wire.errors import failure
 from agentreach.wire.link import Link
 from agentreach.wire.outbox import Item
 from reach.core import health, nodes
@@ -221,3 +222,17 @@ def test_a_home_hears_that_nothing_is_wanted_any_more_also_after_a_cut() -> None
     assert not home.state.wants.wishes
     agent.answer(held)
     cores.assert_settled()
+
+
+def test_messages_of_a_session_that_are_tried_again_keep_their_order() -> None:
+    core = CoreMesh()
+    agent, caller = core.agent("chat/1", session_concurrency=3), core.caller()
+    sent = [caller.request(str(number), agent_type="chat", session_id="s", idempotent=True) for number in range(3)]
+    for message in sent:
+        agent.answer(message, error=failure(codes.AGENT_ERROR, "not now", retryable=True))
+    core.advance(0.5)
+    again = [envelope.message_id for envelope in agent.requests[3:]]
+    assert again == sent
+    for message in sent:
+        agent.answer(message)
+    core.assert_settled()
