@@ -99,6 +99,7 @@ def owner_lost(state: State, node: NodePeer) -> None:
         answered(state, request)
         state.by_key.setdefault(request.key, request)
         request.attempt, request.relayed, request.retriable = 0, False, True
+        request.inquired = False
         request.stage = Stage.ADMITTED
         request.ran = True
         envelope = Envelope.FromString(request.data)

@@ -52,3 +52,22 @@ def test_what_a_home_refused_because_its_agent_was_still_arriving_is_sent_to_it_
     cores.advance(0.5)
     again.answer(name, "by who had it")
     assert caller.text_of(name) == "by who had it"
+
+
+def test_a_message_whose_owner_is_cut_off_twice_is_asked_for_twice_and_runs_once() -> None:
+    cores = Cores(2)
+    owner, entry = cores.nodes
+    agent, caller = owner.agent("echo/1"), entry.caller()
+    name = message_owned_by(owner, entry)
+    caller.request("same", message_id=name, fresh=False, timeout_ms=30_000)
+    assert agent.has(name)
+    idle = entry.agent("echo/2")
+    for _ in range(2):
+        cores.cut(owner, entry)
+        cores.advance(0.5)
+        cores.link(owner, entry)
+        cores.advance(2.0)
+        assert not idle.has(name)
+    agent.answer(name, "once")
+    assert caller.text_of(name) == "once"
+    assert len(agent.requests) == 1

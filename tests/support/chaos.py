@@ -107,7 +107,7 @@ class Book:
         how |= {"agent_type": agent_type, "timeout": timeout}
         try:
             if stream:
-                await self._stream(mesh, number, stream, sleep, **how)
+                told = await self._stream(mesh, number, stream, sleep, **how)
             else:
                 data = {"n": number, "sleep": sleep}
                 reply = await mesh.request(data, idempotent=idempotent, **how)
@@ -120,7 +120,7 @@ class Book:
         what = "stream" if stream else "session" if "session" in how else "request"
         self.outcomes[number] = Outcome(number, code, may, idempotent, took_s, timeout, told, what)
 
-    async def _stream(self, mesh: Mesh, number: int, count: int, lasting_s: float, **how: Any) -> None:
+    async def _stream(self, mesh: Mesh, number: int, count: int, lasting_s: float, **how: Any) -> str:
         data = {"n": number, "stream": count, "pause": lasting_s / count}
         got: list[int] = []
         try:
@@ -134,6 +134,7 @@ class Book:
         finally:
             assert got == list(range(len(got))), f"{number}: {got}"
         assert len(got) == count, f"{number} ended after {len(got)} items as if that were all"
+        return f"[trace {items.trace_id}]"
 
     async def begun(self, count: int = 1) -> None:
         """Wait until so many runs are written down."""
