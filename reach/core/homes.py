@@ -43,7 +43,7 @@ def advance(state: State, lane: Lane, owner: Attachment) -> bool:
     """Give the head of the lane to the owner's home. False: not now."""
     request = lane.waiting[0]
     if request.visitor is not None:  # this home's own agent had it: the entry shall go to the new one itself
-        _bounce(state, lane, lanes.take_head(state, lane))
+        bounce(state, lane, lanes.take_head(state, lane))
         return True
     if lane.pinning or not owner.peer.connected or request.retry_at > state.now:
         return False
@@ -54,7 +54,8 @@ def advance(state: State, lane: Lane, owner: Attachment) -> bool:
     return True
 
 
-def _bounce(state: State, lane: Lane, request: Request) -> None:
+def bounce(state: State, lane: Lane, request: Request) -> None:
+    """A message of another node's caller was for a former owner: its entry shall read the pin, and send it anew."""
     request.lane = None
     text = f"session {shown(lane.key[3])} is not at node {state.rules.node_id} as its entry believes"
     settle.fail(state, request, failure(codes.FENCED, text))
@@ -148,7 +149,7 @@ def visit(state: State, request: Request, envelope: Envelope, attachment: Attach
     request.epoch, request.session_event = epoch, int(envelope.session_event)
     request.data = envelope.SerializeToString()
     if lane.epoch > epoch:
-        _bounce(state, lane, request)
+        bounce(state, lane, request)
         return
     if lane.epoch < epoch and not lane.pinning and lane.move is None:
         owners.disown(state, lane)

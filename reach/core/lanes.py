@@ -232,7 +232,11 @@ def advance(state: State, lane: Lane) -> None:
                 owner.lanes_waiting.append(lane)
             return
         request = take_head(state, lane)
-        start(state, lane, request, Envelope.FromString(request.data))
+        envelope = Envelope.FromString(request.data)
+        if request.visitor is not None and envelope.recipient != agent.agent_id:
+            homes.bounce(state, lane, request)
+        else:
+            start(state, lane, request, envelope)
     leave_queue(lane)
     forget_if_unknown(state, lane)
 

@@ -71,3 +71,23 @@ def test_a_message_whose_owner_is_cut_off_twice_is_asked_for_twice_and_runs_once
     agent.answer(name, "once")
     assert caller.text_of(name) == "once"
     assert len(agent.requests) == 1
+
+
+def test_who_waits_at_a_home_for_an_owner_that_is_lost_is_given_to_its_successor_by_name() -> None:
+    """A process answers what is addressed to an agent that it does not serve with CONNECT_FAILED."""
+    cores = Cores(2)
+    entry, home = cores.nodes
+    entry.pins = home.pins
+    agent, caller = home.agent("chat/1"), entry.caller()
+    session: dict[str, object] = {"agent_type": "chat", "session_id": "s", "timeout_ms": 60_000}
+    first = caller.request("first", **session)
+    waiting = [caller.request(f"later {number}", **session) for number in range(3)]
+    successor = home.agent("chat/2")
+    assert agent.has(first)
+    agent.leave()
+    cores.advance(2.0)
+    for message in waiting:
+        assert successor.got(message).recipient == "chat/2"
+        successor.answer(message, "hello")
+        assert caller.text_of(message) == "hello"
+    cores.assert_settled()

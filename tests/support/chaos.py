@@ -123,8 +123,9 @@ class Book:
     async def _stream(self, mesh: Mesh, number: int, count: int, lasting_s: float, **how: Any) -> str:
         data = {"n": number, "stream": count, "pause": lasting_s / count}
         got: list[int] = []
+        items = mesh.stream(data, capabilities=["stream"], **how)
         try:
-            async with mesh.stream(data, capabilities=["stream"], **how) as items:
+            async with items:
                 async for item in items:
                     got.append(item)
         except ReachError as error:
@@ -132,7 +133,7 @@ class Book:
             assert not got or came == str(len(got)), f"{number}: {len(got)} items came, {came} were told: {error}"
             raise
         finally:
-            assert got == list(range(len(got))), f"{number}: {got}"
+            assert got == list(range(len(got))), f"{number}: {got} [trace {items.trace_id}]"
         assert len(got) == count, f"{number} ended after {len(got)} items as if that were all"
         return f"[trace {items.trace_id}]"
 
