@@ -93,18 +93,28 @@ def owner_lost(state: State, node: NodePeer) -> None:
             continue
         if request.items:
             continue  # it cannot begin anew; its deadline ends it, or the link comes back
-        if request.item is not None:
-            node.link.withdraw(request.item)
-        settle.give_back(state, request)
-        answered(state, request)
-        state.by_key.setdefault(request.key, request)
-        request.attempt, request.relayed, request.retriable = 0, False, True
-        request.inquired = False
-        request.stage = Stage.ADMITTED
         request.ran = True
-        envelope = Envelope.FromString(request.data)
-        envelope.fresh = False
-        place(state, request, envelope, request.parent)
+        _to_another(state, request, node)
+
+
+def declined(state: State, request: Request, node: NodePeer) -> None:
+    """The owner takes nothing more, for it is leaving, and had not said so yet: the message is another's."""
+    node.draining = True
+    _to_another(state, request, node)
+
+
+def _to_another(state: State, request: Request, node: NodePeer) -> None:
+    if request.item is not None:
+        node.link.withdraw(request.item)
+    settle.give_back(state, request)
+    answered(state, request)
+    state.by_key.setdefault(request.key, request)
+    request.attempt, request.relayed, request.retriable = 0, False, True
+    request.inquired = False
+    request.stage = Stage.ADMITTED
+    envelope = Envelope.FromString(request.data)
+    envelope.fresh = False
+    place(state, request, envelope, request.parent)
 
 
 def place(state: State, request: Request, envelope: Envelope, parent: Lineage | None) -> None:

@@ -155,7 +155,7 @@ def test_a_node_that_is_started_anew_before_its_link_was_seen_to_end_has_forgott
     owner, entry, home = cores.nodes
     agent, caller = home.agent("echo/1"), entry.caller()
     message = _owned_by(owner, entry, caller)
-    assert agent.has(message)
+    assert agent.has(message) and entry.state.relayed
     owner.alive = False
     life = NodeCore(cores, owner.node_id, 77)
     with entry.step() as state:
@@ -173,7 +173,6 @@ def _owned_by(owner: NodeCore, entry: NodeCore, caller: Process) -> str:
             break
     caller.send(envelope)
     entry.pump()
-    assert entry.state.relayed
     return envelope.message_id
 
 
@@ -187,3 +186,14 @@ def test_a_node_whose_key_vanished_before_those_of_its_agents_is_forgotten_with_
     assert home.node_id in entry.state.nodes, "its agents may be there"
     gone(entry, home, "echo/1")
     assert home.node_id not in entry.state.nodes
+
+
+def test_an_owner_that_leaves_and_has_not_said_so_yet_is_followed_by_another() -> None:
+    cores = Cores(2)
+    owner, entry = cores.nodes
+    agent, caller = entry.agent("echo/1"), entry.caller()
+    owner.state.draining = True
+    message = _owned_by(owner, entry, caller)
+    agent.answer(message, "here")
+    assert caller.text_of(message) == "here"
+    cores.assert_settled()
