@@ -275,10 +275,11 @@ def give_up(state: State, lane: lanes.Lane) -> None:
 
 def home_left(state: State, attachment: Attachment) -> None:
     """An owner is not where it was: its sessions wait for it to be attached elsewhere."""
+    attachment.to_move.clear()
     for lane in list(attachment.pinned):
+        disown(state, lane)
         moves.not_pinned(state, lane)
         lane.broken = False
-        disown(state, lane)
         _await(state, lane)
         lane.read_at = 0.0
         state.lanes_ready.append(lane)

@@ -397,6 +397,9 @@ def _linked(one: NodeCore, other: NodeCore) -> bool:
     [("come", 0), ("leave", 0), ("ask", 0), ("go", 0), ("come", 0), ("leave", 11), ("wait", 5), ("die", 3),
      ("come", 4), ("ask", 4), ("wait", 10), ("wait", 5)]
 )  # fmt: skip
+@example(  # a drained agent went to another node in the midst of its sessions' moves
+    [("ask", 0)] * 10 + [("cut nodes", 2), ("ask", 3), ("drain", 0), ("die", 2), ("go", 2)]
+)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(ACTIONS, st.integers(0, 11)), max_size=40))
 def test_whatever_fails_no_message_runs_twice_and_no_state_is_lost_in_silence(actions: list[tuple[str, int]]) -> None:
