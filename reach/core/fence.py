@@ -110,10 +110,12 @@ def in_doubt(state: State, lane: Lane) -> bool:
 def on_timer(state: State, fence: Fence) -> None:
     """Tell the others whose pins are honoured, and look after the own."""
     fence.timer = state.checks.schedule(fence, state.now + TELL_S)
-    word = Signal(pins_honoured=PinsHonoured(node_id=state.rules.node_id, view_revision=state.directory.revision))
     for node in state.nodes.values():
-        if node.connected and not _unknown_to_some(state, node):
-            node.link.signal(word)
+        if node.connected:
+            word = PinsHonoured(node_id=state.rules.node_id, view_revision=state.directory.revision)
+            word.said_at_us = int(state.now * 1e6)
+            word.heard_at_us = 0 if _unknown_to_some(state, node) else node.said_at_us
+            node.link.signal(Signal(pins_honoured=word))
             state.woken.add(node)
     if holds(state) and not fence.holds_now:
         fence.holds_now = True
@@ -127,8 +129,12 @@ def _unknown_to_some(state: State, home: NodePeer) -> bool:
 
 
 def heard(state: State, node: NodePeer, message: PinsHonoured) -> None:
-    """A node says that it honours this home's pins."""
-    node.honoured_at = state.now
+    """A node says that it honours this home's pins, after it had heard what this one said at a time of its own clock.
+
+    It counts from that time on: what waited in a buffer while this process stood still is no news.
+    """
+    node.said_at_us = message.said_at_us
+    node.honoured_at = max(node.honoured_at, min(message.heard_at_us / 1e6, state.now))
 
 
 def may_void(state: State, home: str, unregistered_s: float) -> bool:

@@ -47,6 +47,7 @@ class NodePeer(Peer):
         "honoured_at",
         "node_id",
         "record",
+        "said_at_us",
         "seen_at",
         "since",
         "told",
@@ -80,7 +81,9 @@ class NodePeer(Peer):
         self.gone_at = 0.0
         """When its key vanished from the store."""
         self.honoured_at = 0.0
-        """When it last said that it honours this node's pins."""
+        """It is known to have honoured this node's pins at this time."""
+        self.said_at_us = 0
+        """When it said last that it honours them, by its own clock."""
         self.since = state.now
         """Since when it is linked, or not."""
         self.why_down = "not linked yet"
@@ -172,6 +175,7 @@ def _begin_again(state: State, node: NodePeer, incarnation: bytes) -> None:
     node.link.restart()
     remote.drop_unregistered(state, node)
     node.told.clear()
+    node.said_at_us = 0
     node.draining = False
 
 

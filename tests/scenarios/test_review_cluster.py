@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.admin_pb2 import NodeRecord
-from agentreach.v1.frame_pb2 import Signal, StreamCredit
-from reach.core import fence, nodes, once, remote
+from agentreach.v1.frame_pb2 import Frame, Signal, StreamCredit
+from reach.core import between, fence, nodes, once, remote
 from reach.core.ports import ANYBODY
 from tests.scenarios.test_fence import fenced
 from tests.scenarios.test_sessions_between_nodes import KEY, ask, nodes_of
@@ -197,3 +197,31 @@ def test_an_owner_that_leaves_and_has_not_said_so_yet_is_followed_by_another() -
     agent.answer(message, "here")
     assert caller.text_of(message) == "here"
     cores.assert_settled()
+
+
+def test_words_that_waited_while_a_home_stood_still_let_it_serve_no_session() -> None:
+    cores = nodes_of(2)
+    home, other = cores.nodes
+    fenced(home, 8.0)
+    fenced(other, 1e6)
+    keeper, local = Keeper(home, "k"), home.caller()
+    ask(local)
+    keeper.handle_all()
+    cores.advance(3.0)
+    there = other.state.nodes[home.node_id].link
+    home.alive = False  # it is stopped, and what the other says waits at its socket
+    cores.advance(10.0)
+    home.alive = True
+    home.state.now = cores.now
+    frames = []
+    while (data := there.next_frame(cores.now)) is not None:
+        frames.append(Frame.FromString(data))
+    assert any(signal.HasField("pins_honoured") for frame in frames for signal in frame.signals)
+    with home.step() as state:
+        for frame in frames:
+            between.frame(state, state.nodes[other.node_id], frame, 0)
+        assert not fence.holds(state)
+    cores.advance(3.0)
+    served = ask(local)
+    keeper.handle_all()
+    assert not local.reply_to(served).HasField("error"), "by now the other has heard of it, and says so anew"

@@ -1366,17 +1366,25 @@ class PinsHonoured(_message.Message):
 
     NODE_ID_FIELD_NUMBER: _builtins.int
     VIEW_REVISION_FIELD_NUMBER: _builtins.int
+    SAID_AT_US_FIELD_NUMBER: _builtins.int
+    HEARD_AT_US_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     view_revision: _builtins.int
+    said_at_us: _builtins.int
+    """by the sender's clock; means nothing to others"""
+    heard_at_us: _builtins.int
+    """the receiver's own said_at_us that the sender heard last; 0: not honoured"""
     def __init__(
         self,
         *,
         node_id: _builtins.str = ...,
         view_revision: _builtins.int = ...,
+        said_at_us: _builtins.int = ...,
+        heard_at_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id", "view_revision", b"view_revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heard_at_us", b"heard_at_us", "node_id", b"node_id", "said_at_us", b"said_at_us", "view_revision", b"view_revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
