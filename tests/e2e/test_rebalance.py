@@ -21,7 +21,8 @@ async def parts(nodes: NodeCluster) -> list[int]:
     counts = []
     for node in nodes:
         _, text = await asyncio.to_thread(node.get, "/metrics")
-        counts.append(sum(int(float(line.split()[-1])) for line in text.splitlines() if line.startswith("reach_agents{")))
+        lines = [line for line in text.splitlines() if line.startswith("reach_agents{")]
+        counts.append(sum(int(float(line.split()[-1])) for line in lines))
     return counts
 
 
