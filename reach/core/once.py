@@ -164,7 +164,10 @@ def took(state: State, request: Request, envelope: Envelope, target: Target, par
 
 
 def _may_know(node: NodePeer) -> bool:
-    return node.connected or (bool(node.address) and not node.dead)
+    """One whose key is gone has left, or it stands still and its processes are about to go elsewhere."""
+    if node.connected or node.dead:
+        return node.connected
+    return bool(node.address) or (node.cut_at > 0 and not node.closing)
 
 
 def _ask(state: State, inquiry: Inquiry) -> None:
@@ -182,7 +185,7 @@ def _ask(state: State, inquiry: Inquiry) -> None:
             node.link.signal(Signal(lookup=lookup))
             state.woken.add(node)
             inquiry.waiting.add(node)
-        elif node.address and not node.dead:
+        elif _may_know(node):
             inquiry.missing.append(f"node {node.node_id}")
     pool = state.directory.pool_for(inquiry.target, tenant, env)
     for agent in pool:

@@ -91,3 +91,30 @@ def test_who_waits_at_a_home_for_an_owner_that_is_lost_is_given_to_its_successor
         successor.answer(message, "hello")
         assert caller.text_of(message) == "hello"
     cores.assert_settled()
+
+
+def test_a_node_that_has_lost_its_keys_is_waited_for_like_one_that_has_them() -> None:
+    """It stood still while its leases ended: its processes have not even noticed."""
+    cores = Cores(3)
+    frozen, entry, other = cores.nodes
+    agent = frozen.agent("echo/1")
+    name = frozen.caller().request("same", timeout_ms=20_000)
+    assert agent.has(name)
+    idle = other.agent("echo/2")
+    for core in (entry, other):
+        cores.cut(frozen, core)
+        with core.step() as state:
+            known = core.attachment("echo/1").agent
+            remote.agent_gone(state, known.tenant, known.env, known.agent_id, known.generation)
+            remote.node_gone(state, frozen.node_id)
+    again = entry.caller("again")
+    again.request("same", message_id=name, fresh=False, timeout_ms=20_000)
+    cores.advance(3.0)
+    assert not idle.has(name)
+    process = other.process("echo-1")
+    process.incarnation, process.requests, process.running = agent.incarnation, agent.requests, agent.running
+    process.connect(*agent.agents.values())
+    cores.advance(3.0)
+    process.answer(name, "once")
+    assert again.text_of(name) == "once"
+    assert not idle.has(name)
