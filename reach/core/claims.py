@@ -29,7 +29,7 @@ ASKING_MAX = 10_000  # questions of other nodes under way here; beyond, they get
 class Inquiry:
     """A message that waits at its owner until others have said whether they have it."""
 
-    __slots__ = ("missing", "nonce", "request", "rounds", "target", "timer", "until", "waiting")
+    __slots__ = ("missing", "nonce", "orphans", "request", "rounds", "target", "timer", "until", "waiting")
 
     def __init__(self, request: Request, target: Target, until: float) -> None:
         self.request = request
@@ -43,6 +43,8 @@ class Inquiry:
         """Nodes and processes that were asked in this round and have not answered."""
         self.missing: list[str] = []
         """Who may have it and cannot be asked now."""
+        self.orphans: set[tuple[str, bytes]] = set()
+        """Processes whose nodes are lost and that have not come to another one: nobody else knows what they have."""
         self.timer: Token | None = None
 
 

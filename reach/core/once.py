@@ -191,12 +191,18 @@ def _ask(state: State, inquiry: Inquiry) -> None:
     for agent in pool:
         attachment = agent.link
         assert isinstance(attachment, Attachment)
+        process = (agent.agent_id, agent.incarnation)
+        if attachment.remote and not attachment.peer.connected:
+            inquiry.orphans.add(process)
+            continue
+        inquiry.orphans.discard(process)
         if agent.status == UNREACHABLE or not attachment.peer.connected:
             inquiry.missing.append(agent.agent_id)
         elif not attachment.remote and attachment.peer not in inquiry.waiting:
             attachment.peer.link.signal(Signal(lookup=Lookup(nonce=inquiry.nonce, keys=[key])))
             state.woken.add(attachment.peer)
             inquiry.waiting.add(attachment.peer)
+    inquiry.missing.extend(agent_id for agent_id, _ in inquiry.orphans)
     if inquiry.waiting:
         inquiry.timer = state.checks.schedule(inquiry, state.now + ROUND_S)
     else:

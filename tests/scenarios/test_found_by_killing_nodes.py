@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from agentreach.v1 import error_pb2 as codes
 from reach.core import remote
 from tests.scenarios.test_once_over_nodes import message_owned_by
 from tests.support.cores import Cores
@@ -118,3 +119,23 @@ def test_a_node_that_has_lost_its_keys_is_waited_for_like_one_that_has_them() ->
     process.answer(name, "once")
     assert again.text_of(name) == "once"
     assert not idle.has(name)
+
+
+def test_what_ran_at_a_process_that_died_after_its_node_is_not_run_by_its_successor() -> None:
+    cores = Cores(3)
+    first, entry, other = cores.nodes
+    agent = first.agent("echo/1")
+    name = first.caller().request("same", timeout_ms=20_000)
+    assert agent.has(name)
+    cores.kill(first)
+    for core in (entry, other):
+        core.state.nodes[first.node_id].dead = True
+    again = entry.caller("again")
+    again.request("same", message_id=name, fresh=False, timeout_ms=20_000)
+    cores.advance(1.0)
+    successor = other.agent("echo/1")
+    cores.advance(15.0)
+    assert not successor.has(name)
+    assert again.error_of(name).code == codes.AGENT_LOST and again.error_of(name).may_have_executed
+    cores.advance(30.0)
+    cores.assert_settled()
