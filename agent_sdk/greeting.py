@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from agent_sdk.host import Host
     from agent_sdk.link import MeshLink
 
-WELCOME_TIMEOUT_S = 10.0
+WELCOME_TIMEOUT_S = 12.0  # a node that cannot register agents says so after 10 s (register_wait_s)
 SDK_NAME = "agent-reach-python/0.1.0"
 
 

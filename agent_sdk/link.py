@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from agent_sdk.calls import Calls
 from agent_sdk.dialler import Dialler
 from agent_sdk.errors import AgentReplaced, ConnectFailed, ReachError, ShuttingDown
+from agent_sdk.greeting import WELCOME_TIMEOUT_S
 from agent_sdk.stalls import stall_watch
 from agent_sdk.topics import Topics
 from agentreach.aio.clock import boot_time
@@ -163,11 +164,17 @@ class MeshLink:
             self._task = self.loop.create_task(self.dialler.run(), name="agent_sdk link")
 
     async def connected(self, timeout_s: float | None) -> None:
-        """Wait until a node has welcomed this process. Raises `ConnectFailed`, or what the node refused it with."""
+        """Wait until a node has welcomed this process. Raises `ConnectFailed`, or what the node refused it with.
+
+        `timeout_s` is for a node to be reached; one that is may take its time: new agents wait for a leader.
+        """
         try:
-            async with asyncio.timeout(timeout_s):
-                while self.failure is None and not self._up.is_set():
-                    await self._up.wait()
+            try:
+                await self._welcomed(timeout_s)
+            except TimeoutError:
+                if self.dialler.stream is None:
+                    raise
+                await self._welcomed(WELCOME_TIMEOUT_S)
         except TimeoutError:
             raise ConnectFailed(
                 f"no node reached at {', '.join(self.addresses)} ({self.dialler.trouble or 'no answer'}); "
@@ -176,6 +183,11 @@ class MeshLink:
             ) from None
         if self.failure is not None:
             raise self.failure
+
+    async def _welcomed(self, within_s: float | None) -> None:
+        async with asyncio.timeout(within_s):
+            while self.failure is None and not self._up.is_set():
+                await self._up.wait()
 
     @property
     def up(self) -> bool:

@@ -11,7 +11,7 @@ import pytest
 
 from agentreach.v1 import error_pb2 as codes
 from reach.adapters.admin_client import AdminClient
-from tests.support.agents import BUSY_S
+from tests.support.agents import BUSY_S, make
 from tests.support.cluster import ClusterNode, NodeCluster, node_cluster
 from tests.support.etcd import EtcdCluster, start_etcd
 from tests.support.rawlink import raw_link
@@ -68,6 +68,16 @@ async def test_when_the_leader_is_killed_the_known_do_not_wait_and_newcomers_not
             assert not newcomer.done()
             assert (await newcomer).code == 0
             assert time.monotonic() - killed < TTL_S + 2 + BUSY_S
+
+
+async def test_a_new_process_waits_for_a_leader_longer_than_for_a_node(etcd: EtcdCluster) -> None:
+    """A node that is reached says nothing until it has registered the agent, which is no reason to give it up."""
+    times = TIMES | {"election_ttl_s": 7.0}
+    async with node_cluster(etcd, 3, registry_prefix="/patient/", **times) as nodes:
+        leader = await leader_of(nodes)
+        leader.kill()
+        async with make("new/1", nodes.others(leader)[0].grpc):
+            pass
 
 
 async def test_when_the_leader_leaves_newcomers_hardly_wait(etcd: EtcdCluster) -> None:
