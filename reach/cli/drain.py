@@ -17,7 +17,7 @@ from reach.cli.times import Seconds
 if TYPE_CHECKING:
     from reach.adapters.admin_client import AdminClient
 
-_REACHED = ""  # --node without an id
+_REACHED = "\0"  # --node without an id: what nobody can write on a command line
 _LOOK_EVERY_S = 0.2
 _MARGIN_S = 15.0  # after the time of the drain: for cancelled handlers, and for the process to end
 
@@ -34,7 +34,7 @@ class _Begun:
 
 
 @click.command()
-@click.argument("agent_id", required=False, metavar="AGENT_ID")
+@click.argument("agent_id", required=False, metavar="[AGENT_ID]")
 @click.option(
     "--node",
     "node_id",
@@ -68,10 +68,12 @@ def drain(
       reach drain --node node-2 --timeout 30
       reach drain --node
     """
+    if node_id == "":
+        raise click.UsageError("--node '' names no node; for the one that is reached say --node alone")
     if (node_id is None) == (not agent_id):
         raise click.UsageError("say what to drain: AGENT_ID, or --node for a node")
     began = time.monotonic()
-    begun, left = ending.run(_drain(agent_id or "", node_id or _REACHED, url, no_wait, how))
+    begun, left = ending.run(_drain(agent_id or "", "" if node_id in (None, _REACHED) else node_id, url, no_wait, how))
     took_s = time.monotonic() - began
     if json_wanted:
         print_json(

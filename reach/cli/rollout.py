@@ -72,6 +72,8 @@ def rollout(
       reach rollout extractor --drain 2.0.3
       reach rollout extractor --clear
     """
+    if "" in (agent_type, prefer, drain):
+        raise click.UsageError("an empty TYPE or VERSION names nothing")
     if sum(map(bool, (prefer, weights, clear, drain, status))) > 1:
         raise click.UsageError("say one of --prefer, --weights, --clear, --drain and --status")
     if watch and (clear or drain):

@@ -61,7 +61,7 @@ class Seen:
 
 
 @click.command()
-@click.argument("agent_type", required=False, metavar="TYPE")
+@click.argument("agent_type", required=False, metavar="[TYPE]")
 @click.option("--env", default="", metavar="NAME", help="Only those of this environment.")
 @targets.url
 @as_json

@@ -175,6 +175,7 @@ def test_a_drain_is_begun_and_what_runs_is_told(node: str) -> None:
     [
         (["drain"], "AGENT_ID, or --node"),
         (["drain", "echo/1", "--node"], "AGENT_ID, or --node"),
+        (["drain", "--node", ""], "names no node"),
         (["drain", "echo/1", "--timeout", "0"], "above 0 and at most 3600"),
         (["sessions", "release", "ada"], "Missing option '--type'"),
         (["dead", "list", "--limit", "99999999999999999999"], "not in the range"),
@@ -368,6 +369,9 @@ def test_versions_and_a_rollout_are_shown_and_set(node: str) -> None:
         ["rollout", "a", "--weights", "1=1,1=2"],
         ["rollout", "a", "--clear", "--watch"],
         ["rollout", "a", "--watch", "--json"],
+        ["rollout", ""],
+        ["rollout", "a", "--prefer", ""],
+        ["rollout", "a", "--drain", ""],
         ["config", "set", "agents"],
         ["config", "set", "agents", "novalue"],
         ["config", "get"],
