@@ -7,6 +7,7 @@ again after a cut, so whoever answers must not mind being asked twice; whoever a
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 
@@ -35,7 +36,7 @@ class Forwarding:
         self._step = step
         self._leader_id = leader_id
         self._answer = answer
-        self._next_nonce = 1
+        self._next_nonce = random.getrandbits(48)  # a leader may still answer a former life of this node
         self._asked: dict[int, tuple[NodePeer, asyncio.Future[Forwarded]]] = {}
         self._answering: set[asyncio.Task[None]] = set()
 
