@@ -127,7 +127,7 @@ def test_what_is_at_work_at_a_home_is_not_given_to_its_agent_twice_when_the_link
     anew(cores, entry, home)
     agent.answer(message, "once")
     agent.answer(streamed, "item 1")
-    assert len(agent.requests) == 2
+    assert len(agent.requests) == 2 and not home.state.stats.duplicates["joined"]
     assert caller.text_of(message) == "once"
     assert [reply.payload.text for reply in caller.replies_to(streamed)] == ["item 0", "item 1"]
     cores.assert_settled()
