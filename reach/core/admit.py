@@ -283,6 +283,7 @@ def _replayed(state: State, port: Port, envelope: Envelope, key: MessageKey, lef
             request = open_request(state, port, envelope, key, left_s, waiters.peer_of(port), False)
             request.reentrant = True  # it is answered from the agent's table: that takes no slot
             request.retriable = request.idempotent and not envelope.session_id  # nobody else has that answer
+            request.tied = envelope.resent = True
             request.credit = credit.UNBOUNDED  # the items of a streamed reply come as they were kept
             route.hand_over(state, request, envelope, attachment, None)
             if isinstance(port, callbacks.Callback):

@@ -94,7 +94,7 @@ def timed_out(request: Request) -> Error:
         where, ran = f"was queued {place}; it was never started", False
     elif item is None or agent is None:
         where, ran = "was being routed; it was never started", False
-    elif item.seq == 0:
+    elif item.seq == 0 and not request.tied:
         where, ran = f"was waiting in the outbox of {agent.agent_id}; it was never started", False
     elif not item.accepted:
         where, ran = f"was sent to {agent.agent_id}, which has not acknowledged it", True

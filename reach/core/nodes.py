@@ -94,6 +94,7 @@ def of(state: State, node_id: str) -> NodePeer:
     node = state.nodes.get(node_id)
     if node is None:
         node = state.nodes[node_id] = NodePeer(state, node_id)
+        state.met_nodes = True
     return node
 
 

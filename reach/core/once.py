@@ -148,8 +148,8 @@ def admit_relayed(state: State, node: NodePeer, envelope: Envelope, spent_ms: in
 
 def took(state: State, request: Request, envelope: Envelope, target: Target, parent: Lineage | None) -> bool:
     """True if this message, which this node owns and does not know, waits until others have said whether they do."""
-    if request.inquired or request.visitor is not None or not any(_may_know(node) for node in state.nodes.values()):
-        return False
+    if request.inquired or request.visitor is not None or not state.met_nodes:
+        return False  # of a node that was always alone nobody knows more than it does
     if len(state.inquiries) >= INQUIRIES_MAX:
         _give_up(state, request, ["this node, which is asked too much"])
         return True

@@ -162,6 +162,8 @@ class State:
         self.configs = Configs()
         self.nodes: dict[str, NodePeer] = {}
         """The other nodes, by node_id."""
+        self.met_nodes = False
+        """There has been another node: a message that this one does not know may have run all the same."""
         self.remote_agents = 0
         """How many of the directory are attached to other nodes."""
         self.orphans: dict[tuple[str, str, str], Attachment] = {}

@@ -236,3 +236,56 @@ def test_messages_of_a_session_that_are_tried_again_keep_their_order() -> None:
     for message in sent:
         agent.answer(message)
     core.assert_settled()
+
+
+def test_a_node_that_is_the_last_one_still_asks_its_agents_who_has_a_message() -> None:
+    cores = Cores(2)
+    owner, last = cores.nodes
+    agents = [last.agent("echo/1"), last.agent("echo/2")]
+    name = message_owned_by(owner, owner)
+    one = owner.caller("one")
+    one.request("same", message_id=name, fresh=False)
+    (runs,) = [agent for agent in agents if agent.has(name)]
+    runs.answer(name, "once")
+    assert one.text_of(name) == "once"
+    cores.kill(owner)
+    nodes.of(last.state, owner.node_id).dead = True
+    two = last.caller("two")
+    two.request("so that the other one is preferred", agent_id=next(iter(runs.agents)))
+    two.request("same", message_id=name, fresh=False)
+    assert [agent for agent in agents if agent.has(name)] == [runs]
+
+
+def test_an_answer_that_only_an_agent_keeps_is_nobody_elses_to_give() -> None:
+    cores = Cores(2)
+    entry, home = cores.nodes
+    agent = home.agent("echo/1")
+    name = message_owned_by(entry, entry)
+    one, two = entry.caller("one"), entry.caller("two")
+    one.request("same", message_id=name, fresh=False)
+    agent.answer(name, "item", more=True)
+    agent.answer(name, "end")
+    other = entry.agent("echo/2")
+    cores.views_stand = True
+    agent.leave()
+    two.request("same", message_id=name, fresh=False, timeout_ms=20_000)
+    cores.views_stand = False
+    cores.advance(15.0)
+    assert not other.has(name)
+    assert two.error_of(name).code == codes.AGENT_LOST and two.error_of(name).may_have_executed
+
+
+def test_what_was_sent_to_its_process_again_may_have_been_executed_when_its_time_is_over() -> None:
+    cores = Cores(3)
+    entry, home, other = cores.nodes
+    agent, caller = home.agent("echo/1"), entry.caller()
+    message = caller.request(timeout_ms=3_000)
+    assert agent.has(message)
+    cores._cut.add(frozenset(("n0", "n2")))  # nothing arrives there, and nobody notices
+    again = other.process("echo-1")
+    again.incarnation = agent.incarnation
+    again.forget()
+    again.connect(*agent.agents.values())
+    cores.advance(4.0)
+    error = caller.error_of(message)
+    assert error.code == codes.TIMEOUT and error.may_have_executed
