@@ -222,7 +222,7 @@ def _command(name: str, command: click.Command, known: set[str]) -> list[str]:
 
 
 def _argument(argument: click.Parameter) -> str:
-    shown = (argument.metavar or argument.name or "").upper()
+    shown = (argument.metavar or argument.name or "").upper().strip("[]")
     return shown if argument.required else f"[{shown}]"
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 EVERY_S = 0.5
 AGENTS_A_SIGNAL = 500
 
-Told = tuple[int, float, int, int]
+Told = tuple[int, float, int, int, int]
 
 
 class LoadsDue:
@@ -40,11 +40,11 @@ def _telling(state: State) -> bool:
 
 
 def _now(agent: Agent) -> Told:
-    return (agent.status, agent.load, agent.in_flight, agent.leftovers + agent.saturated)
+    return (agent.status, agent.load, agent.in_flight, agent.leftovers + agent.saturated, agent.config_version)
 
 
 def _of(agent: Agent, told: Told) -> AgentLoad:
-    status, load, in_flight, leftovers = told
+    status, load, in_flight, leftovers, config_version = told
     return AgentLoad(
         agent_id=agent.agent_id,
         tenant=agent.tenant,
@@ -54,7 +54,7 @@ def _of(agent: Agent, told: Told) -> AgentLoad:
         load=load,
         in_flight=in_flight,
         leftovers=leftovers,
-        config_version=agent.config_version,
+        config_version=config_version,
     )
 
 
@@ -100,7 +100,7 @@ def tell_news(state: State) -> None:
         else:
             state.loads.told.pop(agent, None)
             if here is None:
-                loads.append(_of(agent, (UNREACHABLE, 0.0, 0, 0)))
+                loads.append(_of(agent, (UNREACHABLE, 0.0, 0, 0, 0)))
     if loads:
         _spread(state, loads)
 

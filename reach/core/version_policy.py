@@ -170,8 +170,12 @@ def fault(policy: pb.VersionPolicy) -> str | None:
 def _weights_fault(weights: Mapping[str, int]) -> str | None:
     if len(weights) > VERSIONS_MAX:
         return f"policy.weights: {len(weights)} versions; the limit is {VERSIONS_MAX}"
+    same: dict[object, str] = {}
     for version, weight in weights.items():
         why = _version_fault("policy.weights", version)
+        former = same.setdefault(parsed_version(version) or version, version)
+        if why is None and former != version:
+            why = f"policy.weights: {shown(former)} and {shown(version)} are the same version"
         if why is None and weight > VERSION_WEIGHT_MAX:
             why = f"policy.weights: {weight} for {shown(version)}; the limit is {VERSION_WEIGHT_MAX}"
         if why is not None:

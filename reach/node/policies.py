@@ -49,6 +49,7 @@ from reach.node.mirror import Mirror
 log = structlog.get_logger("reach.policies")
 
 VERSIONS, CONFIG = "versions/", "config/"
+REVISION_LAST = (1 << 63) - 1  # no store has one, and etcd can be asked for none beyond
 POLICIES_MAX = 1_000
 LEADER_WAIT_S = 3.0  # a new leader is there within 5 s; operators' tools wait 5 s for an answer
 FORWARD_S = 3.0
@@ -236,7 +237,7 @@ class Policies:
 
     async def _write(self, key: str, value: bytes | None, version: int) -> int | Error:
         """Compare and set, or delete; the new version."""
-        compare = Compare(key, Field.MOD, Op.EQUAL, version) if version else absent(key)
+        compare = Compare(key, Field.MOD, Op.EQUAL, min(version, REVISION_LAST)) if version else absent(key)
         then: Operation = Put(key, value) if value is not None else Delete(key)
         async with self._one_at_a_time:
             if not version and value is not None and await self._is_full(key):

@@ -84,6 +84,10 @@ async def test_what_is_set_at_another_node_than_the_leader_is_in_force_at_both_a
                 await client.set_version_policy(registry.VersionPolicy(agent_type="echo", preferred="3"))
             assert failed.value.error.code == codes.FENCED
             assert failed.value.error.details["version"] == str(made.version)
+            for version in (made.version + 1, 1 << 63, (1 << 64) - 1):
+                with pytest.raises(MeshFailure) as failed:
+                    await client.set_config("agents", {}, version)
+                assert failed.value.error.code == codes.FENCED
             with pytest.raises(MeshFailure) as failed:
                 await client.set_config("nodes", {})
             assert failed.value.error.code == codes.INVALID_ENVELOPE

@@ -10,6 +10,7 @@ from agentreach.v1.registry_pb2 import AgentLoad
 from reach.core import configs
 from reach.core.configs import SETTINGS_BYTES_MAX, SETTINGS_MAX, Settings
 from tests.support.core import CoreMesh, Process, record
+from tests.support.cores import Cores
 
 
 def put(core: CoreMesh, name: str, version: int, **values: str) -> None:
@@ -106,3 +107,12 @@ def test_only_agents_have_settings(name: str) -> None:
 def test_what_cannot_be_set_is_named(values: dict[str, str], says: str) -> None:
     assert says in (configs.fault("agents", values) or "")
     assert configs.fault("agents/echo", {"model": "x" * (SETTINGS_BYTES_MAX - 5)}) is None
+
+
+def test_every_node_knows_which_version_an_agent_has() -> None:
+    cores = Cores(2)
+    home, other = cores.nodes
+    beat(home.agent("echo/1"), 7)
+    cores.advance(1.0)
+    remote = other.state.directory.get("default", "production", "echo/1")
+    assert remote is not None and remote.config_version == 7

@@ -222,6 +222,7 @@ class TestWhatIsRefused:
             (Message(agent_type="a", preferred="2\n"), "is no version"),
             (Message(agent_type="a", preferred="2" * 129), "at most 128"),
             (Message(agent_type="a", weights={"": 1}), "is no version"),
+            (Message(agent_type="a", weights={"2.1": 1, "2.1.0": 3}), "are the same version"),
             (Message(agent_type="a", weights={"1": 0, "2": 0}), "all are 0"),
             (Message(agent_type="a", weights={"1": VERSION_WEIGHT_MAX + 1}), "the limit is 1000000"),
             (Message(agent_type="a", weights={str(n): 1 for n in range(VERSIONS_MAX + 1)}), "the limit is 16"),
