@@ -134,9 +134,12 @@ def resent(state: State, request: Request) -> bytes:
 
 
 def replaced(state: State, attachment: Attachment, by: bytes) -> None:
-    """Another process has taken the agent_id over."""
+    """Another process has taken the agent_id over, or the same one is linked with another node now."""
     agent, peer = attachment.agent, attachment.peer
-    state.log("warning", "agent replaced by another process", agent=agent.agent_id)
+    if by == agent.incarnation:
+        state.log("info", "agent went to another node", agent=agent.agent_id)
+    else:
+        state.log("warning", "agent replaced by another process", agent=agent.agent_id)
     peer.link.signal(
         Signal(
             detached=pb.Detached(

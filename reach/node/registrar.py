@@ -357,7 +357,8 @@ class Registrar:
             self._doubt = self._doubt or not result.succeeded
 
     def _taken_over(self, key: str, agent: Agent, record: AgentRecord) -> None:
-        log.warning("an agent was taken over", agent=agent.agent_id, node=record.node_id)
+        moved = record.incarnation == agent.incarnation  # with its process, as after a drain: nothing is wrong
+        (log.info if moved else log.warning)("an agent was taken over", agent=agent.agent_id, node=record.node_id)
         del self._agents[key]
         self._shards.removed(key)
         self._replaced(agent, record.incarnation)

@@ -11,7 +11,7 @@ from agentreach.v1 import error_pb2 as codes
 from agentreach.v1 import frame_pb2 as frames
 from agentreach.v1.frame_pb2 import Frame, Signal
 from agentreach.v1.registry_pb2 import DRAINING, HEALTHY, STARTING, UNREACHABLE
-from reach.core import links, mesh
+from reach.core import links, mesh, takeover
 from reach.core.effects import RegisterAgents
 from reach.core.ports import Identity
 from tests.support.core import CoreMesh, Process, record
@@ -550,3 +550,18 @@ def test_a_resume_token_stands_in_no_line_of_the_log() -> None:
     assert core.logged("link opened") and core.logged("link closed")
     forms = (repr(token)[2:-1], token.hex(), base64.b64encode(token).decode(), str(int.from_bytes(token, "big")))
     assert [form for form in forms if form in shown] == []
+
+
+@pytest.mark.parametrize(
+    ("same", "event"), [(True, "agent went to another node"), (False, "agent replaced by another process")]
+)
+def test_only_another_process_is_called_a_replacement(same: bool, event: str) -> None:
+    core = CoreMesh()
+    core.agent("echo/1")
+    attachment = core.attachment("echo/1")
+    with core.step() as state:
+        takeover.replaced(state, attachment, attachment.agent.incarnation if same else b"another")
+    told = [
+        line for line in core.logs if line.event in ("agent went to another node", "agent replaced by another process")
+    ]
+    assert [(line.event, line.level) for line in told] == [(event, "info" if same else "warning")]
