@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
-from agentreach.v1.frame_pb2 import AttemptState, Goodbye, Loads
+from agentreach.v1.envelope_pb2 import Envelope
+from agentreach.v1.frame_pb2 import AttemptState, Found, Goodbye, Loads, Signal, Unsubscribe
 from agentreach.v1.registry_pb2 import AgentLoad, AgentStatus
 from agentreach.wire.errors import failure
-from reach.core import fence, loads, nodes, refusals, remote
+from reach.core import crossing, fence, loads, nodes, once, refusals, remote
 from reach.core.agents import HEALTHY, Agent
+from reach.core.ports import ANYBODY
+from tests.support.core import Process
 from tests.support.cores import Cores, NodeCore
 
 SCOPE = ("default", "production")
@@ -348,3 +352,158 @@ class _Over:
     """A lease that has ended."""
 
     valid_until = 0.0
+
+
+# ---- waiting over nodes ----
+
+
+def test_what_waits_elsewhere_counts_by_its_own_level_and_age_however_late_it_is_told() -> None:
+    cores = Cores(2)
+    entry, home = cores.nodes
+    agent = home.agent("echo/1", max_concurrency=1)
+    far, near = entry.caller("far"), home.caller("near")
+    held = near.request(timeout_ms=60_000)
+    cores.advance(1.0)
+    oldest = far.request(timeout_ms=60_000)
+    cores.advance(1.0)
+    younger = near.request(timeout_ms=60_000)
+    cores.cut(entry, home)
+    cores.link(entry, home)  # what was wanted is told anew
+    cores.advance(1.0)
+    high = far.request(timeout_ms=60_000, priority=pb.HIGH)
+    cores.advance(1.0)
+    order = []
+    for _ in range(4):
+        (running,) = agent.running.values()
+        order.append(running.message_id)
+        agent.answer(running)
+        cores.advance(0.1)
+    assert order == [held, high, oldest, younger]
+    cores.advance(3.0)
+    cores.assert_settled()
+
+
+# ---- once, asked of others ----
+
+
+def test_a_node_says_nothing_while_one_of_its_processes_says_nothing() -> None:
+    cores = Cores(2)
+    entry, other = cores.nodes
+    silent, caller = other.agent("echo/1"), entry.caller()
+    silent.answers_lookups = False
+    entry.state.nodes[other.node_id].draining = True  # so that this node owns the message, and asks
+    message = caller.request(fresh=False, timeout_ms=60_000)
+    cores.advance(9.0)
+    assert not silent.requests and not caller.replies_to(message)
+    silent.answers_lookups = True
+    cores.advance(1.0)
+    silent.answer(message, "it was not there")
+    assert caller.text_of(message) == "it was not there"
+    cores.assert_settled()
+
+
+def test_an_answer_to_an_earlier_round_of_questions_does_not_count_in_this_one() -> None:
+    cores = Cores(2)
+    entry, other = cores.nodes
+    entry.agent("echo/1")
+    silence(cores, entry, other)
+    node = entry.state.nodes[other.node_id]
+    node.draining = True
+    entry.caller().request(fresh=False, timeout_ms=60_000)
+    cores.advance(0.7)
+    (inquiry,) = entry.state.inquiries.values()
+    with entry.step() as state:
+        once.told(state, node, Found(nonce=inquiry.nonce - 1))
+    assert node in inquiry.waiting
+    with entry.step() as state:
+        once.told(state, node, Found(nonce=inquiry.nonce))
+    assert node not in inquiry.waiting
+
+
+def owned(entry: NodeCore, caller: Process, owner: NodeCore) -> str:
+    """Send a message that is not fresh, and that this node owns."""
+    while True:
+        envelope = entry.envelope(fresh=False, timeout_ms=20_000)
+        found = once.owner(entry.state, (ANYBODY.tenant, ANYBODY.principal, "production", envelope.message_id))
+        if found is not None and found.node_id == owner.node_id:
+            caller.send(envelope)
+            entry.pump()
+            return envelope.message_id
+
+
+def test_a_stream_whose_owner_is_lost_midway_does_not_begin_anew() -> None:
+    cores = Cores(3)
+    owner, entry, home = cores.nodes
+    agent, caller = home.agent("echo/1"), entry.caller()
+    message = owned(entry, caller, owner)
+    assert entry.state.relayed
+    agent.answer(message, "item 0", more=True)
+    cores.kill(owner)
+    cores.advance(60.0)
+    assert [each.message_id for each in agent.requests] == [message]
+    replies = caller.replies_to(message)
+    assert [reply.payload.text for reply in replies[:-1]] == ["item 0"] and replies[-1].error.may_have_executed
+
+
+def test_what_an_owner_that_is_lost_may_have_had_run_is_told_so() -> None:
+    cores = Cores(2)
+    owner, entry = cores.nodes
+    owner.agent("echo/1")
+    caller = entry.caller()
+    message = owned(entry, caller, owner)
+    cores.kill(owner)
+    entry.state.nodes[owner.node_id].dead = True
+    cores.advance(25.0)
+    assert caller.error_of(message).may_have_executed
+
+
+# ---- the fence of this node is not that of others ----
+
+
+def test_a_node_without_its_lease_cancels_no_turn_of_an_owner_at_another_node() -> None:
+    cores = Cores(2)
+    entry, home = cores.nodes
+    agent, caller = home.agent("chat/1"), entry.caller()
+    turn = caller.request(agent_type="chat", session_id="s", timeout_ms=60_000)
+    with entry.step() as state:
+        fence.use(state, _Over())
+        assert not fence.holds(state)
+    cores.pump()
+    assert not agent.cancels
+    agent.answer(turn, "on")
+    assert caller.text_of(turn) == "on"
+    cores.assert_settled()
+
+
+# ---- events ----
+
+
+def test_a_topic_that_nobody_wants_any_more_since_the_link_was_cut_is_forgotten_when_it_is_back() -> None:
+    cores = Cores(2)
+    one, other = cores.nodes
+    subscriber = other.caller()
+    subscriber.subscribe("news", "sport", "weather")
+    subscriber.signal(Signal(unsubscribe=Unsubscribe(topics=["weather"])))
+    cores.pump()
+    assert not one.state.interests.of((*SCOPE, "weather"))
+    cores.cut(one, other)
+    subscriber.signal(Signal(unsubscribe=Unsubscribe(topics=["news"])))
+    cores.pump()
+    cores.link(one, other)
+    assert not one.state.interests.of((*SCOPE, "news")) and one.state.interests.of((*SCOPE, "sport"))
+
+
+def test_what_goes_on_with_an_event_is_said_by_the_node_that_was_asked_alone() -> None:
+    cores = Cores(3)
+    one, other, third = cores.nodes
+    subscriber, publisher = other.caller("subscriber"), one.caller("publisher")
+    subscriber.subscribe("news")
+    silence(cores, one, other)
+    publisher.publish("news", timeout_ms=2_000)
+    (number,) = one.state.crossings
+    lie = Envelope(type=pb.RESPONSE, entry=one.state.nonce + number.to_bytes(8, "big"))
+    with one.step() as state:
+        crossing.counted(state, state.nodes[third.node_id], lie)
+    assert one.state.crossings
+    cores.advance(3.0)
+    assert not one.state.crossings
