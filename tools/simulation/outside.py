@@ -133,6 +133,11 @@ def _seeded(rng: random.Random) -> types.SimpleNamespace:
     return types.SimpleNamespace(
         random=rng.random,
         uniform=rng.uniform,
+        getrandbits=rng.getrandbits,
+        randrange=rng.randrange,
+        choice=rng.choice,
+        sample=rng.sample,
+        shuffle=rng.shuffle,
         Random=random.Random,
         SystemRandom=lambda: rng,
         urandom=lambda size: rng.getrandbits(8 * size).to_bytes(size, "big"),
