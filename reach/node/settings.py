@@ -112,7 +112,7 @@ class Config:
         "a change of etcd's leader turns new agents away", "whoever starts an agent learns late that etcd is away",
     )  # fmt: skip
     registry_grace_s: float = _number(
-        60.0, "s", 0, 3600, "How long a node that lost etcd calls itself ready and takes what it last knew for all there is.",
+        60.0, "s", 0, 3600, "How long a node without etcd calls itself ready, and takes what it knew for all there is.",
         "a short outage of etcd takes every node out of service", "callers are sent to agents long gone",
     )  # fmt: skip
 
