@@ -99,8 +99,8 @@ METRICS: tuple[Metric, ...] = (
         "counter",
         ("kind",),
         "Sessions that changed hands: moved with their state (restored here), handed on to another node, lost (their "
-        "state), kept by their owner because a step failed, parked (stored for whoever comes next); dropped: checkpoints "
-        "that there was no room for.",
+        "state), kept by their owner because a step failed, parked (stored for whoever comes next); dropped: "
+        "checkpoints that there was no room for.",
     ),
     Metric(
         "reach_forced_releases_total",
