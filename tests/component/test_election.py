@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
 from reach.adapters.memory_store import MemoryStore
-from reach.core.store import Delete, Get, Put, absent
-from reach.node.election import MARGIN_S, PREFIX, NotLeading
+from reach.core.store import Compare, Delete, Field, Get, Operation, Put, TxnResult, absent
+from reach.node.election import MARGIN_S, PREFIX, Election, NotLeading
 from tests.support.candidates import Acts, Candidate, recorded
 
 pytestmark = pytest.mark.looptime
@@ -294,6 +294,44 @@ async def test_a_write_as_leader_tells_its_own_conditions_from_not_leading() -> 
         assert await follows.write_as_leader([], [Put("a", b"3")]) == NotLeading("n0")
         item = await at.store.get("a")
         assert item is not None and item.value == b"1"
+        await at.acts.until(bool)
+
+
+async def test_a_candidate_whose_key_vanishes_just_before_it_takes_office_does_not_lead() -> None:
+    class Takes(MemoryStore):
+        """Its keys are deleted by hand when a candidate is about to say that it leads."""
+
+        taken = False
+
+        async def txn(
+            self, compares: Sequence[Compare], then: Sequence[Operation], otherwise: Sequence[Operation] = ()
+        ) -> TxnResult:
+            """See `Store.txn`."""
+            if any(each.field is Field.CREATE and each.operand for each in compares) and not self.taken:
+                self.taken = True
+                await super().txn([], [Delete(PREFIX, prefix=True)])
+            return await super().txn(compares, then, otherwise)
+
+    store = Takes(clock=asyncio.get_running_loop().time)
+    election = Election(store, "n0", ttl_s=TTL_S, clock=asyncio.get_running_loop().time)
+    await election.start()
+    assert store.taken and election.leading is None and not (await store.list(PREFIX)).items
+    await election.stop()
+    await store.close()
+
+
+async def test_a_leader_whose_key_somebody_else_has_made_anew_writes_no_more() -> None:
+    async with bench(1) as at:
+        leads = at.them[0].election
+        leading = leads.leading
+        assert leading is not None
+        at.cut(at.them[0])
+        await at.store.txn([], [Delete(leading.key)])
+        await at.store.txn([absent(leading.key)], [Put(leading.key, b"")])
+        at.cut(at.them[0], available=True)
+        assert isinstance(await leads.write_as_leader([], [Put("a", b"1")]), NotLeading)
+        assert leads.leading is None and await at.store.get("a") is None
+        await at.store.txn([], [Delete(leading.key)])
         await at.acts.until(bool)
 
 
