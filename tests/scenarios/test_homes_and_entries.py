@@ -13,6 +13,7 @@ from agentreach.wire.errors import failure
 from reach.core import crossing, fence, loads, nodes, once, refusals, remote
 from reach.core.agents import HEALTHY, Agent
 from reach.core.ports import ANYBODY
+from reach.core.requests import Request
 from tests.support.core import Process
 from tests.support.cores import Cores, NodeCore
 
@@ -507,3 +508,52 @@ def test_what_goes_on_with_an_event_is_said_by_the_node_that_was_asked_alone() -
     assert one.state.crossings
     cores.advance(3.0)
     assert not one.state.crossings
+
+
+# ---- refusals ----
+
+
+def refused(core: NodeCore, node: NodeCore, code: codes.ErrorCode.ValueType, *, moved: bool = False) -> Request:
+    """The home of the only request in flight says no."""
+    (request,) = core.state.requests.values()
+    state = AttemptState.LOST if moved else AttemptState.REFUSED
+    word = AttemptState(entry=request.entry, attempt=request.attempt, state=state)
+    word.why.CopyFrom(failure(code, "no", details={"moved": "true"} if moved else None))
+    with core.step() as core_state:
+        refusals.told(core_state, core_state.nodes[node.node_id], word)
+    return request
+
+
+def test_three_refusals_of_homes_are_no_failed_attempt_and_the_fourth_is_one() -> None:
+    cores = Cores(2)
+    entry, home = cores.nodes
+    for number in range(6):
+        home.agent(f"echo/{number}")
+    caller = entry.caller()
+    message = caller.request(timeout_ms=60_000)
+    for _ in range(3):
+        request = refused(entry, home, codes.FENCED)
+        assert request.attempt == 1 and not request.excluded and not caller.replies_to(message)
+    request = refused(entry, home, codes.FENCED)
+    assert request.excluded or request.attempt == 2 or caller.replies_to(message)
+
+
+def test_a_home_that_is_leaving_is_asked_for_its_agent_no_more() -> None:
+    cores = Cores(2)
+    entry, home = cores.nodes
+    home.agent("echo/1")
+    entry.caller().request(timeout_ms=60_000)
+    refused(entry, home, codes.SHUTTING_DOWN)
+    assert seen(entry).status == AgentStatus.DRAINING
+
+
+def test_what_had_moved_with_its_agent_waits_until_it_is_seen_where() -> None:
+    cores = Cores(2)
+    entry, home = cores.nodes
+    home.agent("echo/1")
+    caller = entry.caller()
+    message = caller.request(timeout_ms=60_000)
+    request = refused(entry, home, codes.AGENT_LOST, moved=True)
+    assert request.lost_at and not caller.replies_to(message)
+    cores.advance(11.0)
+    assert caller.error_of(message).code == codes.AGENT_LOST
