@@ -91,11 +91,13 @@ class Calls:
             self._saw_epoch(call.session, envelope.epoch)
         if envelope.HasField("error"):
             error = from_proto(envelope.error, envelope.trace_id or call.trace_id)
-            if call.item is not None and call.item.doubtful:
-                error.may_have_executed = True  # a node that has forgotten the request had it before this one
+            doubtful = call.item is not None and call.item.doubtful
             if self._owner.leaving and error.code is ErrorCode.SHUTTING_DOWN and not error.may_have_executed:
-                call.item = None  # the node has not taken it: the next one may
-                return
+                if not doubtful:
+                    call.item = None
+                return  # the node has not taken it: the next one may
+            if doubtful:
+                error.may_have_executed = True  # a node that has forgotten the request had it before this one
             self._failed(call, error, now)
         elif envelope.more or call.expected or call.reader is not None:
             self._item(call, envelope, now)

@@ -208,6 +208,30 @@ class TestTheNodeLeaves:
         assert (await asyncio.wait_for(call, 10)).data == 7
         assert [envelope.fresh for envelope in node.session.envelopes] == [True]
 
+    async def test_one_that_a_lost_node_had_goes_on_to_the_next_node_too_and_is_not_fresh(
+        self, node: FakeNode, mesh: ConnectedMesh
+    ) -> None:
+        """The node that refuses it has not taken it; whether the one before has is for the next one to ask."""
+        node.on_request = lambda session, envelope: True
+        call = asyncio.create_task(mesh.request(7, capabilities=["work"], timeout=20))
+        await eventually(lambda: bool(node.session.envelopes))
+
+        def refuse(session: Session, envelope: pb.Envelope) -> bool:
+            session.signal(drain=frames.Drain(deadline_ms=30_000))
+            node.fail(session, envelope, codes.SHUTTING_DOWN, "this node is leaving")
+            return True
+
+        node.on_request = refuse
+        node.forget()
+        await eventually(lambda: any(session.envelopes for session in node.sessions.values()))
+        await heard(node.session)
+        await anything_sent_has_arrived(mesh)
+        assert not call.done()
+        node.on_request = echo
+        node.forget()
+        assert (await asyncio.wait_for(call, 10)).data == 7
+        assert [envelope.fresh for envelope in node.session.envelopes] == [False]
+
     async def test_what_a_goodbye_does_not_acknowledge_was_never_taken_and_is_still_fresh(
         self, node: FakeNode, mesh: ConnectedMesh
     ) -> None:
