@@ -36,7 +36,7 @@ async def storm_of(seed: int, seconds: float, folder: Path) -> None:
                     await ordeal.let_in()
                     await load.more(100)
                 told = {*TOLD, "REGISTRY_UNAVAILABLE"}
-                await ordeal.check(request=told, stream=told, session=told)
+                await ordeal.check(request=told, named=told, stream=told, session=told)
                 codes = ordeal.book.codes()
                 print(codes)
                 assert codes["OK"] > codes.total() / 2, codes

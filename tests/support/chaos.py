@@ -45,7 +45,7 @@ class Outcome:
     timeout_s: float
     told: str
     what: str = "request"
-    """Or "stream", or "session"."""
+    """Or "stream", or "session", or "named": with an id of its caller's own."""
 
     def faults(self, runs: int) -> list[str]:
         """What is wrong with it, if its handler ran so often."""
@@ -117,7 +117,7 @@ class Book:
             code, may, told = str(error.code), error.may_have_executed, str(error)
         assert number not in self.outcomes, f"{number} was answered twice"
         took_s = time.monotonic() - began
-        what = "stream" if stream else "session" if "session" in how else "request"
+        what = "stream" if stream else "session" if "session" in how else "named" if "message_id" in how else "request"
         self.outcomes[number] = Outcome(number, code, may, idempotent, took_s, timeout, told, what)
 
     async def _stream(self, mesh: Mesh, number: int, count: int, lasting_s: float, **how: Any) -> str:
