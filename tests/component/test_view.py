@@ -159,6 +159,38 @@ async def test_what_somebody_read_before_the_watch_brought_it_is_not_undone_by_w
         assert all(known["default", "production", "a/1"] == last for known in at.book.after_steps if known)
 
 
+class LateStore(LossyStore):
+    """A store whose watches bring what happens one by one, when the test lets them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+
+    async def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[Sequence[Change], None]:
+        """See `Store.watch`."""
+        async with contextlib.aclosing(super().watch(prefix, from_revision)) as batches:
+            async for batch in batches:
+                await self.gate.wait()
+                for change in batch:
+                    yield [change]
+
+
+async def test_nor_is_it_for_a_moment_where_the_watch_brings_one_change_after_the_other() -> None:
+    store = LateStore()
+    async with bench(store) as at:
+        await at.put("a/1")
+        await at.delete("a/1")
+        last = await at.put("a/1", node_id="n3")
+        item = await at.other.get(key_of("a/1"))
+        assert item is not None
+        at.own.overtaken(Change(item.key, last, item))
+        early = len(at.book.after_steps)
+        store.gate.set()
+        await at.put("b/1")
+        await at.until(lambda: len(at.book.agents) == 2, "the watch has brought all")
+        assert all(known["default", "production", "a/1"] == last for known in at.book.after_steps[early - 1 :])
+
+
 async def test_repeated_events_do_nothing() -> None:
     async with bench() as at:
         at.store.repeats = True
