@@ -38,6 +38,7 @@ from reach.node.engine import Engine
 from reach.node.everywhere import Everywhere
 from reach.node.gauges import NodeGauges
 from reach.node.lineage_key import KEY_BYTES, named_by_itself, shared_key
+from reach.node.own_key import NameTaken
 from reach.node.parts import Parts
 
 log = structlog.get_logger("reach")
@@ -90,14 +91,15 @@ def make_engine(config: Config, unix: float, incarnation: bytes = b"", lineage_k
 async def running(config: Config) -> AsyncIterator[Node]:
     """A node that serves while the context is open; leaving it drains and stops it.
 
-    Raises `PortTaken`, or `StoreUnavailable` if the registry cannot be used at start, within about 5 s.
+    Raises `PortTaken`, `NameTaken`, or `StoreUnavailable` if the registry cannot be used at start, within about 5 s.
     """
     store = await make_store(config)
     record = _node_record(config)
     lineage_key = await shared_key(store)
     engine = make_engine(config, time.time(), record.incarnation, lineage_key)
     parts = Parts(engine, config, store, record, GrpcTransport(path=LINK_PATH))
-    engine.others = others = Everywhere(engine.state, PeerQueries())
+    queries = PeerQueries()
+    engine.others = others = Everywhere(engine.state, queries)
     server = GrpcServer(engine, listen=config.listen)
     metrics = make_registry(NodeGauges(engine), VERSION)
     http = HttpServer(listen=config.http, metrics=lambda: render(metrics), unready_reason=lambda: engine.unready_reason)
@@ -112,7 +114,7 @@ async def running(config: Config) -> AsyncIterator[Node]:
         if config.http:
             await http.start()
             record.http_address = node.http_address = http.address
-        await parts.start()
+        await parts.start(queries)
         engine.starting = False
         with engine.step() as state:
             returning.opened(state)
@@ -188,7 +190,7 @@ async def run_node(config: Config) -> int:
         loop.add_signal_handler(number, asked_to_stop)
     try:
         return await _serve(config, stop)
-    except PortTaken as error:
+    except (PortTaken, NameTaken) as error:
         why = str(error)
     except SnapshotsUnavailable as error:
         why = f"conversations' states cannot be kept: {error}"

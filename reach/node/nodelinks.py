@@ -286,7 +286,7 @@ class NodeLinks:
             await asyncio.sleep(LOOK_EVERY_S)
             lost = [each for each in self._engine.state.nodes.values() if each.address and not each.connected]
             for node in lost:
-                dead = await _refuses(node.address)
+                dead = await refuses(node.address)
                 if dead != node.dead and not node.connected:
                     with self._engine.step():
                         node.dead = dead
@@ -324,7 +324,7 @@ class NodeLinks:
         return carrier.why
 
 
-async def _refuses(address: str) -> bool:
+async def refuses(address: str) -> bool:
     """True if the machine of an address says that nobody listens there. A silent one says nothing."""
     host, _, port = address.rpartition(":")
     try:

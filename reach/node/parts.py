@@ -13,8 +13,10 @@ from reach.node.admission import Admission
 from reach.node.config import Config
 from reach.node.election import Election
 from reach.node.engine import Engine
+from reach.node.everywhere import Peers
 from reach.node.forwarding import Forwarding
 from reach.node.nodelinks import NodeLinks
+from reach.node.pin_keeper import PinKeeper
 from reach.node.pins import PinBook
 from reach.node.policies import Policies, wishes
 from reach.node.registrar import Registrar
@@ -60,14 +62,18 @@ class Parts:
         pins = PinBook(store, config.node_id, config.session_ttl_s, lambda: contact.away)
         pins.snapshots = snapshots or make_snapshots(config, store, pins.lease)
         engine.use(registrar, pins)
+        self._pin_keeper = PinKeeper(store, pins, engine.state, engine.step)
         engine.node, engine.registry_name = record, config.registry.partition(":")[0]
         engine.leader = lambda: election.leader
         engine.registry_age, engine.registry_grace_s = lambda: view.age_s, config.registry_grace_s
         engine.registry_revision, engine.look_up = lambda: view.revision, view.look_up
 
-    async def start(self) -> None:
-        """Show the node in the registry, and see who else is there. Raises `StoreUnavailable`."""
-        await self._registrar.start()
+    async def start(self, peers: Peers | None = None) -> None:
+        """Show the node in the registry, and see who else is there. Raises `StoreUnavailable`.
+
+        Raises `NameTaken` if `peers` shows that another node of its node_id lives.
+        """
+        await self._registrar.start(peers)
         with self._engine.step() as state:
             fence.use(state, self._registrar.lease)
         await self._view.start()
@@ -82,6 +88,7 @@ class Parts:
             group.create_task(self._election.run(), name="election")
             group.create_task(self._node_links.run(), name="node-links")
             group.create_task(self._policies.run(), name="policies")
+            group.create_task(self._pin_keeper.run(), name="pin-keeper")
 
     def resign(self) -> None:
         """Lead no more."""

@@ -9,7 +9,6 @@ was lost) that task compares the store with `_agents` and mends the difference.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import deque
 from collections.abc import Callable, Container, Sequence
 from weakref import WeakValueDictionary
@@ -41,7 +40,9 @@ from reach.core.store import (
 )
 from reach.node.admission import Admission
 from reach.node.contact import Contact
+from reach.node.everywhere import Peers
 from reach.node.newcomers import Newcomers, Registering
+from reach.node.own_key import OwnKey
 from reach.node.records import agent_key, stored_record
 from reach.node.shards import Shard, Shards
 
@@ -50,7 +51,6 @@ log = structlog.get_logger("reach.registry")
 BATCH = 60  # agents a transaction: each at most a compare, a write and a read, of 128 allowed per list
 BATCH_BYTES = 1_000_000  # of records a transaction; etcd takes 1.5 MiB
 RETRY_FIRST_S, RETRY_MOST_S = 0.25, 0.5  # 2 s at most took 5.6 s to write the keys again; cluster.md allows 5
-MEND_JITTER_S = 0.5  # after an outage all nodes write again: not all in the same instant
 
 Asked = tuple[Registering, Attaching, Agent]
 
@@ -78,8 +78,7 @@ class Registrar:
         self._replaced = replaced
         self._shards = Shards(store, lease_ttl_s, self._in_doubt)
         self.contact = Contact()
-        self._node_key = f"nodes/{node.node_id}"
-        self._node_revision = 0
+        self._own_key = OwnKey(store, node, self._shards, lease_ttl_s)
         self._agents: dict[str, Agent] = {}
         """What should stand in the store, by key."""
         self._newcomers = Newcomers(
@@ -129,8 +128,8 @@ class Registrar:
     def changed(self, change: Change) -> None:
         """Somebody wrote or deleted a key. Called in a step."""
         key, item = change.key, change.item
-        if key == self._node_key:
-            if item is None and change.revision > self._node_revision:
+        if key == self._own_key.key:
+            if self._own_key.doubtful(change):
                 self._in_doubt()
             return
         agent = self._agents.get(key)
@@ -144,10 +143,13 @@ class Registrar:
 
     # ---- its life ----
 
-    async def start(self) -> None:
-        """Take the first lease and show this node in the store. Raises `StoreUnavailable`."""
+    async def start(self, peers: Peers | None = None) -> None:
+        """Take the first lease and show this node in the store. Raises `StoreUnavailable`, and `NameTaken`.
+
+        `peers` is asked whether a node that has this one's key lives; without it nobody does.
+        """
         try:
-            await self._put_node()
+            await self._own_key.take(peers)
         except LeaseGone as error:
             raise StoreUnavailable(str(error)) from error
 
@@ -314,22 +316,14 @@ class Registrar:
 
     # ---- mending ----
 
-    async def _put_node(self) -> None:
-        shard = await self._shards.room_for(1)
-        result = await self._put(shard, [], [Put(self._node_key, self._node.SerializeToString(), shard.lease.id)])
-        self._node_revision = result.revision
-        self._shards.wrote(self._node_key, shard)
-
     async def _mend(self) -> None:
         """Make the store hold exactly what it should: write what is missing, delete what is left over.
 
         `_doubt` is set again if something changed meanwhile.
         """
         self._shards.drop_lost()
-        item = await self._store.get(self._node_key)
-        if item is None or not self._shards.holds(item.lease):
-            await asyncio.sleep(random.random() * MEND_JITTER_S)
-            await self._put_node()
+        if not await self._own_key.mend():
+            self._in_doubt()
         present = {item.key: item for item in (await self._store.list("agents/")).items}
         missing: list[tuple[Compare, str, Agent]] = []
         for key, agent in list(self._agents.items()):

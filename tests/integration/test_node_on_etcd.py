@@ -22,10 +22,11 @@ import pytest
 from agent_sdk import Agent, Mesh, NoAgentAvailable, NoRoute, RegistryUnavailable, Timeout, connect
 from agentreach.aio.clock import boot_time
 from agentreach.v1 import error_pb2 as codes
+from agentreach.v1.admin_pb2 import NodeRecord
 from agentreach.v1.peer_pb2 import Pin
 from agentreach.v1.registry_pb2 import AgentRecord
 from reach.adapters.etcd import EtcdStore
-from reach.core.store import Item, Put, StoreUnavailable
+from reach.core.store import Delete, Item, Put, StoreUnavailable
 from tests.support.etcd import EtcdCluster, free_port, start_etcd
 from tests.support.node import config, running, start_node
 from tests.support.rawlink import raw_link
@@ -394,6 +395,83 @@ class TestStarting:
                 await process.wait()
         assert process.returncode == 2, out.decode()
         return out.decode()
+
+
+class TestOneNodeId:
+    async def test_a_second_node_does_not_start_while_the_first_lives_and_the_first_keeps_its_key(
+        self, etcd: EtcdCluster, store: EtcdStore
+    ) -> None:
+        async with start_node(**on(etcd, store, node_id="node-1")) as first:
+            mine = await store.get("nodes/node-1")
+            assert await self._refused(etcd, store) == (
+                f"reach: node node-1 runs at {first.grpc}; give this node another --node-id"
+            )
+            assert await store.get("nodes/node-1") == mine
+
+    async def test_one_that_does_not_answer_is_left_its_key_until_its_lease_has_ended(
+        self, etcd: EtcdCluster, store: EtcdStore
+    ) -> None:
+        async with start_node(**on(etcd, store, node_id="node-1", node_lease_ttl_s=20.0)) as first:
+            first.process.send_signal(signal.SIGSTOP)
+            said = await self._refused(etcd, store)
+            assert f"node node-1 is registered at {first.grpc} and does not answer" in said
+            assert "registration ends within 2 s" in said and "another --node-id" in said
+
+    async def test_one_that_was_killed_is_replaced_at_once_at_the_same_address_and_at_another(
+        self, etcd: EtcdCluster, store: EtcdStore
+    ) -> None:
+        settings = on(etcd, store, node_id="node-1", node_lease_ttl_s=60.0)
+        async with start_node(**settings) as first:
+            killed = await self._incarnation(store)
+            first.process.kill()
+            first.process.wait(10)
+            await first.restart()
+            restarted = await self._incarnation(store)
+            assert restarted != killed
+            first.process.kill()
+            first.process.wait(10)
+            async with start_node(**settings) as second:
+                record = NodeRecord.FromString((await self._item(store)).value)
+                assert record.address == second.grpc != first.grpc and record.incarnation != restarted
+
+    async def test_a_node_that_finds_anothers_record_in_its_place_says_so_once_and_comes_back_when_it_is_gone(
+        self, etcd: EtcdCluster, store: EtcdStore
+    ) -> None:
+        async with start_node(**on(etcd, store, node_id="node-1")) as node:
+            other = NodeRecord(node_id="node-1", address="127.0.0.1:1", incarnation=b"another process.")
+            revision = await put(store, "nodes/node-1", other.SerializeToString())
+
+            async def complained() -> bool:
+                return b"another process.".hex() in node.log
+
+            await eventually(complained, 10, "it names the other")
+            assert (await self._item(store)).mod_revision == revision
+            await store.txn([], [Delete("nodes/node-1")])
+
+            async def back_again() -> bool:
+                item = await store.get("nodes/node-1")
+                return item is not None and NodeRecord.FromString(item.value).address == node.grpc
+
+            await eventually(back_again, MENDED_S + MARGIN_S, "its own record is back")
+            assert node.log.count("another node runs with this node's node_id") == 1
+
+    async def _item(self, store: EtcdStore) -> Item:
+        item = await store.get("nodes/node-1")
+        assert item is not None
+        return item
+
+    async def _incarnation(self, store: EtcdStore) -> bytes:
+        return NodeRecord.FromString((await self._item(store)).value).incarnation
+
+    async def _refused(self, etcd: EtcdCluster, store: EtcdStore) -> str:
+        """What a further node-1 says before it ends."""
+        second = start_node(**on(etcd, store, node_id="node-1"))
+        try:
+            second.start()
+            assert await asyncio.to_thread(second.process.wait, 10 + BUSY_S) == 2
+            return next(line for line in second.log.splitlines() if line.startswith("reach: "))
+        finally:
+            second.close()
 
 
 @pytest.mark.soak
