@@ -150,7 +150,9 @@ class MemoryStore:
                 raise StoreUnavailable("the answer of the embedded store was lost (test)")
         return result
 
-    async def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[Sequence[Change], None]:
+    async def watch(
+        self, prefix: str, from_revision: int, *, deletes_only: bool = False
+    ) -> AsyncGenerator[Sequence[Change], None]:
         """See `Store.watch`."""
         wake = asyncio.Event()
         self._wake.add(wake)
@@ -166,6 +168,8 @@ class MemoryStore:
                     continue
                 self._state.expire()
                 found, position = self._state.keys.changes(prefix, position, _WATCH_REVISIONS_MAX)
+                if deletes_only:
+                    found = [change for change in found if change.item is None]
                 if not established:
                     established = True
                     yield ()

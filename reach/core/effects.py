@@ -45,6 +45,7 @@ class CreatePin:
     """Write the pin of a lane for this agent by compare-and-set, then `owners.pinned`.
 
     It goes on naming the snapshot that the pin before it named, which another node may have written; `forsaken`: none.
+    With `epoch` it has that one, not a new one: its owner stays.
     """
 
     lane: Lane
@@ -54,11 +55,12 @@ class CreatePin:
     snapshot: str = ""
     since: int = 0
     forsaken: bool = False
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RefreshPin:
-    """Keep a used session's pin for another `session_ttl_s`."""
+    """Keep a used session's pin for another `session_ttl_s`; `owners.taken` follows if it is another owner's."""
 
     lane: Lane
 

@@ -8,6 +8,7 @@ how a pin is written is the node's.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope, Target
 from agentreach.wire.errors import failure
+from agentreach.wire.names import shown
 from reach.core import balance, fence, homes, lanes, losses, moves, route, settle, version_policy
 from reach.core.effects import CreatePin, RefreshPin, VoidPin
 from reach.core.requests import Attachment, Stage
@@ -56,7 +58,7 @@ def verify(state: State, lane: lanes.Lane) -> None:
     """Have the store say again whose the session is; what it says comes as `pinned_elsewhere`."""
     assert lane.owner is not None
     lane.pinning = True
-    state.effects.append(CreatePin(lane, lane.owner, -1, lane.turn, lane.snapshot, lane.since))
+    state.effects.append(CreatePin(lane, lane.owner, -1, lane.turn, lane.snapshot, lane.since, epoch=lane.epoch))
 
 
 def candidate(state: State, lane: lanes.Lane, exclude: Collection[str]) -> Attachment | None:
@@ -99,6 +101,11 @@ def _pool(state: State, lane: lanes.Lane, *, anybody: bool = False) -> Pool:
 def pinned(state: State, lane: lanes.Lane, attachment: Attachment, holder: Holder) -> None:
     """The pin for this agent is written, as `holder` says."""
     epoch = holder.epoch
+    if lane.owner is attachment and lane.epoch == epoch:  # the store had forgotten it; its owner has the state
+        lane.pinning = False
+        lane.verified_at = lane.refreshed_at = state.now
+        state.lanes_ready.append(lane)
+        return
     lane.turn, lane.snapshot, lane.forsaken = holder.turn, holder.snapshot, False
     if holder.snapshot:
         lane.since = holder.since
@@ -143,6 +150,29 @@ def pinned_elsewhere(state: State, lane: lanes.Lane, holder: Holder) -> None:
         lane.epoch, lane.home = epoch, holder.home
         lane.owner_id = (agent_id, incarnation)
     state.lanes_ready.append(lane)
+
+
+def taken(state: State, lane: lanes.Lane, epoch: int, holder: Holder) -> None:
+    """The store gave a session of this node, owned under `epoch`, to somebody else: a pin was lost, and made anew.
+
+    A running turn is cancelled, and the next message follows the pin. Its caller is told what became of the state.
+    """
+    owner = lane.owner
+    if owner is None or lane.epoch != epoch or lane.pinning:
+        return  # old news, or the store is being asked
+    name = owner.agent.agent_id
+    state.log("error", "another owner has a session of this node", agent=name, session=shown(lane.key[3]), epoch=epoch)
+    state.stats.duplicates["fenced"] += 1
+    for request in list(lane.running):
+        if request.stage is not Stage.SETTLED:
+            request.fenced = True
+            text = f"another owner has session {shown(lane.key[3])}: its pin was lost in the registry"
+            settle.give_up(state, request, failure(codes.AGENT_LOST, text, may_have_executed=True, agent_id=name))
+    moves.not_pinned(state, lane)
+    disown(state, lane)
+    lane.broken = False
+    lane.event = int(pb.MOVED if holder.since <= epoch < holder.epoch else pb.LOST)
+    pinned_elsewhere(state, lane, holder)
 
 
 def _await(state: State, lane: lanes.Lane) -> None:
@@ -211,6 +241,13 @@ def keep_pin(state: State, lane: lanes.Lane) -> None:
         state.effects.append(RefreshPin(lane))
 
 
+def pin_key(lane: lanes.LaneKey) -> str:
+    """Where a session's pin stands. The session_id is hashed: it may hold anything."""
+    tenant, env, agent_type, session_id = lane
+    digest = hashlib.blake2b(session_id.encode("utf-8", "surrogateescape"), digest_size=20).hexdigest()
+    return f"pins/{tenant}/{env}/{agent_type}/{digest}"
+
+
 def own(state: State, lane: lanes.Lane, attachment: Attachment, epoch: int) -> None:
     """The lane belongs to this agent under this epoch."""
     disown(state, lane)
@@ -223,6 +260,8 @@ def own(state: State, lane: lanes.Lane, attachment: Attachment, epoch: int) -> N
     lane.awaited_until = 0.0
     attachment.pinned[lane] = None
     state.directory.pin(attachment.agent)
+    if not attachment.remote:
+        state.pins[pin_key(lane.key)] = lane
 
 
 def disown(state: State, lane: lanes.Lane) -> None:
@@ -234,6 +273,8 @@ def disown(state: State, lane: lanes.Lane) -> None:
     lane.owner = None
     owner.pinned.pop(lane, None)
     state.directory.unpin(owner.agent)
+    if not owner.remote:
+        del state.pins[pin_key(lane.key)]
 
 
 def gone(state: State, attachment: Attachment) -> None:

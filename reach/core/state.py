@@ -127,6 +127,8 @@ class State:
         self.peers: dict[str, Peer] = {}
         self.tokens: dict[bytes, Peer] = {}
         self.lanes: dict[LaneKey, Lane] = {}
+        self.pins: dict[str, Lane] = {}
+        """Sessions whose owner is attached here, by the key of their pin."""
         self.lanes_ready: deque[Lane] = deque()
         self.snapshots_held = 0
         """Bytes of sessions' states that are being stored."""

@@ -243,8 +243,12 @@ class Store(Protocol):
         """Read how far the keys that start with `prefix` have come, linearizably and without their values."""
         ...
 
-    def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[Sequence[Change], None]:
+    def watch(
+        self, prefix: str, from_revision: int, *, deletes_only: bool = False
+    ) -> AsyncGenerator[Sequence[Change], None]:
         """Changes below `prefix` from `from_revision` on, in order, one batch a revision or more.
+
+        With `deletes_only` what is written is not sent, and costs nothing.
 
         Goes on by itself over lost connections, without gap or repeat. An empty batch is a sign of life: the first
         thing after the watch is established, at the start and after each lost connection.

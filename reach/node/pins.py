@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 from collections.abc import Callable
 
 from agentreach.aio.clock import boot_time
@@ -19,19 +18,12 @@ from reach.adapters.snapshots import MemorySnapshots
 from reach.core.effects import CreatePin, RefreshPin, StoreSnapshot, VoidPin
 from reach.core.lanes import Lane, LaneKey
 from reach.core.moving import Holder
-from reach.core.owners import refresh_every_s
+from reach.core.owners import pin_key, refresh_every_s
 from reach.core.snapshots import SnapshotStore, SnapshotsUnavailable
 from reach.core.store import Get, Item, LeaseGone, Put, Store, StoreUnavailable, absent, unchanged
 
 AT_ONCE = 64  # pins written at the same time; more only wait inside etcd
 TRIES = 5  # of one pin, while others change it or its lease is gone
-
-
-def pin_key(lane: LaneKey) -> str:
-    """Where a session's pin stands. The session_id is hashed: it may hold anything."""
-    tenant, env, agent_type, session_id = lane
-    digest = hashlib.blake2b(session_id.encode("utf-8", "surrogateescape"), digest_size=20).hexdigest()
-    return f"pins/{tenant}/{env}/{agent_type}/{digest}"
 
 
 class Fenced(Exception):
@@ -59,6 +51,8 @@ class PinBook:
         self._lease_id = 0
         self._lease_until = 0.0
         self._leasing = asyncio.Lock()
+        self.seen_revision = 0
+        """The newest revision of the store in which a pin was written from here."""
 
     async def create(self, effect: CreatePin) -> Holder:
         """Write a pin, in place of the one under `replaces_epoch` if there is one.
@@ -79,6 +73,7 @@ class PinBook:
             turn=effect.turn,
             snapshot=effect.snapshot,
             since=effect.since,
+            epoch=effect.epoch,
         )
         former, condition = "", absent(key)
         async with self._at_once:
@@ -90,9 +85,10 @@ class PinBook:
                     self._lease_until = 0.0
                     continue
                 if result.succeeded:
+                    self.seen_revision = result.revision
                     if former and former != new.snapshot:
                         await self.drop(former)
-                    return _holder(new, result.revision, made=True)
+                    return _holder(new, effect.epoch or result.revision, made=True)
                 if not result.reads[0]:
                     condition = absent(key)
                     continue
@@ -128,31 +124,62 @@ class PinBook:
                     put = Put(key, pin.SerializeToString(), await self.lease())
                     await self._store.txn([unchanged(item)], [put])
 
-    async def refresh(self, effect: RefreshPin) -> None:
-        """Move a used session's pin to a newer lease; write it again if it is gone (etcd was away for long).
+    async def refresh(self, effect: RefreshPin) -> Holder | None:
+        """Move a used session's pin to a newer lease; write it again if it is gone.
 
-        Best effort: a session in use is asked for again soon.
+        Returns who holds the session if that is somebody else. Best effort: a session in use is asked for again soon.
         """
         lane = effect.lane
         key, epoch = pin_key(lane.key), lane.epoch
         if self._away() or not epoch:
-            return
+            return None
         with contextlib.suppress(StoreUnavailable, SnapshotsUnavailable):
             async with self._at_once:
                 item = await self._store.get(key)
-                pin, found = _read(item) if item is not None else (self._of(effect.lane), epoch)
+                if item is None:
+                    return await self._write_again(lane, epoch)
+                pin, found = _read(item)
                 if found != epoch:
-                    return
+                    return _holder(pin, found, made=False)
                 pin.epoch = epoch
                 if lane.epoch == epoch and lane.owner is not None:
                     pin.home = lane.owner.agent.node_id or self._node_id
-                condition = absent(key) if item is None else unchanged(item)
                 try:
-                    await self._store.txn([condition], [Put(key, pin.SerializeToString(), await self.lease())])
+                    await self._store.txn([unchanged(item)], [Put(key, pin.SerializeToString(), await self.lease())])
                 except LeaseGone:
                     self._lease_until = 0.0
                 if pin.snapshot:
                     await self.snapshots.keep(pin.snapshot)
+        return None
+
+    async def write_again(self, lane: Lane, epoch: int) -> Holder | None:
+        """Write the pin of an owner that is here, under the epoch it has, if there is none.
+
+        Returns who holds the session if that is somebody else. Raises `StoreUnavailable`.
+        """
+        async with self._at_once:
+            return await self._write_again(lane, epoch)
+
+    async def _write_again(self, lane: Lane, epoch: int) -> Holder | None:
+        key = pin_key(lane.key)
+        for _ in range(TRIES):
+            lease = await self.lease()
+            if lane.owner is None or lane.owner.remote or lane.epoch != epoch:
+                return None  # it goes to somebody else, who is pinned by now or will be
+            try:
+                result = await self._store.txn(
+                    [absent(key)], [Put(key, self._of(lane).SerializeToString(), lease)], [Get(key)]
+                )
+            except LeaseGone:
+                self._lease_until = 0.0
+                continue
+            if result.succeeded:
+                self.seen_revision = result.revision
+            if result.succeeded or not result.reads[0]:
+                return None
+            pin, found = _read(result.reads[0][0])
+            return None if found == epoch else _holder(pin, found, made=False)
+        raise StoreUnavailable("the lease of the pins is gone under every attempt to write one")
 
     def _of(self, lane: Lane) -> Pin:
         agent_id, incarnation = lane.owner_id

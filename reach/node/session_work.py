@@ -41,7 +41,7 @@ class SessionWork:
             case CreatePin():
                 await self._create(effect)
             case RefreshPin():
-                await self._pins.refresh(effect)
+                await self._refresh(effect)
             case ReadPin():
                 await self._read(effect)
             case VoidPin():
@@ -70,6 +70,13 @@ class SessionWork:
                 owners.pinned(state, effect.lane, effect.attachment, holder)
             else:
                 owners.pinned_elsewhere(state, effect.lane, holder)
+
+    async def _refresh(self, effect: RefreshPin) -> None:
+        epoch = effect.lane.epoch
+        holder = await self._pins.refresh(effect)
+        if holder is not None:
+            with self._step() as state:
+                owners.taken(state, effect.lane, epoch, holder)
 
     async def _read(self, effect: ReadPin) -> None:
         why, holder = _FAULT, None

@@ -291,6 +291,33 @@ class TestWatching:
         keys = [item.key for item in listing.items] + [change.key for change in seen]
         assert keys == [f"k{i:03}" for i in range(300)]
 
+    async def test_a_watch_of_deletions_alone_sees_those_and_no_write(self, bench: Bench) -> None:
+        store = bench.store
+        first = await put(store, "a/1")
+        await put(store, "a/2")
+        lease = await store.hold_lease(TTL_S)
+        await put(store, "a/3", lease=lease.id)
+        deleted = (await store.txn([], [Delete("a/1")])).revision
+        async with aclosing(store.watch("a/", first, deletes_only=True)) as changes:
+            assert await anext(changes) == ()
+            assert await collect(changes, 1) == [Change("a/1", deleted, None)]
+            for _ in range(20):
+                await put(store, "a/1")
+            await put(store, "b/1")
+            await store.txn([], [Delete("b/1")])
+            await store.revoke(lease.id)
+            last = (await store.txn([], [Delete("a/2")])).revision
+            await put(store, "a/2")
+            coming = await collect(changes, 2)
+            assert [change.key for change in coming] == ["a/3", "a/2"] and coming[1].revision == last
+            assert all(change.item is None for change in coming)
+        async with aclosing(store.watch("a/", coming[0].revision + 1, deletes_only=True)) as changes:
+            assert await collect(changes, 1) == coming[1:]
+        await bench.compact(last)
+        with pytest.raises(Compacted):
+            async with aclosing(store.watch("a/", first, deletes_only=True)) as changes:
+                await collect(changes, 1)
+
     async def test_a_compacted_revision_raises_compacted(self, bench: Bench) -> None:
         first = await put(bench.store, "a", b"1")
         last = await put(bench.store, "a", b"2")

@@ -530,7 +530,7 @@ class CoreMesh:
             holder = self.pins[lane.key] = Holder(
                 agent.agent_id,
                 agent.incarnation,
-                self.revision,
+                effect.epoch or self.revision,
                 home=agent.node_id,
                 turn=turn,
                 snapshot=snapshot,

@@ -89,9 +89,11 @@ class EtcdStore:
         newest = response.kvs[0].mod_revision if response.kvs else 0
         return Summary(response.header.revision, response.count, newest)
 
-    def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[Sequence[Change], None]:
+    def watch(
+        self, prefix: str, from_revision: int, *, deletes_only: bool = False
+    ) -> AsyncGenerator[Sequence[Change], None]:
         """See `Store.watch`."""
-        return Watch(self._calls, self._codec, prefix, from_revision).changes()
+        return Watch(self._calls, self._codec, prefix, from_revision, deletes_only=deletes_only).changes()
 
     async def txn(
         self, compares: Sequence[Compare], then: Sequence[Operation], otherwise: Sequence[Operation] = ()

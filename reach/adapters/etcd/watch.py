@@ -32,12 +32,13 @@ class _StreamLost(Exception):
 class Watch:
     """One watch of all keys below `prefix`."""
 
-    def __init__(self, calls: Calls, codec: Codec, prefix: str, from_revision: int) -> None:
+    def __init__(self, calls: Calls, codec: Codec, prefix: str, from_revision: int, *, deletes_only: bool) -> None:
         self._calls = calls
         self._endpoints = calls.endpoints
         self._codec = codec
         self._start, self._end = codec.range_of(prefix)
         self._what = codec.key(prefix).decode()
+        self._filters = [pb.WatchCreateRequest.NOPUT] if deletes_only else []
         self._cursor = WatchCursor(from_revision)
         self._failures = 0  # in a row, since the last steady stream
         self._refusals = 0  # of those, for permission
@@ -79,6 +80,7 @@ class Watch:
             range_end=self._end,
             start_revision=self._cursor.next_revision,
             progress_notify=True,
+            filters=self._filters,
         )
         if not await stream.send(pb.WatchRequest(create_request=create)):
             raise _StreamLost
