@@ -25,8 +25,8 @@ class PlayedStream:
 
     why_ended = ""
 
-    def __init__(self) -> None:
-        welcome = Welcome(node_id="node-2", incarnation=b"two", resume_token=b"t")
+    def __init__(self, node_id: str = "node-2") -> None:
+        welcome = Welcome(node_id=node_id, incarnation=b"two", resume_token=b"t")
         self._said = [Frame(signals=[Signal(welcome=welcome)]).SerializeToString()]
         self.over = asyncio.Event()
         self.welcomed = asyncio.Event()
@@ -120,3 +120,13 @@ async def test_a_stream_to_a_node_that_is_another_by_now_is_not_kept(dialling: D
     async with asyncio.timeout(LIMIT_S):
         await stream.welcomed.wait()
     assert node.connected
+
+
+async def test_whoever_answers_at_a_nodes_address_and_is_another_is_not_taken_for_it(dialling: Dialling) -> None:
+    other = PlayedStream("node-7")
+    (await dialling.transport.dial()).set_result(other)
+    async with asyncio.timeout(LIMIT_S):
+        await other.over.wait()
+    await dialling.transport.dial()
+    node = dialling.engine.state.nodes["node-2"]
+    assert not node.connected and "node-7 answered at the address of node-2" in node.why_down
