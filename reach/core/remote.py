@@ -243,8 +243,6 @@ def move_requests(state: State, old: Attachment, new: Attachment) -> None:
             settle.fail(state, request, moved)
             continue
         old.attempts.pop(request.number, None)
-        if request.item is not None:
-            old.peer.link.withdraw(request.item)
         if request.holds_slot:
             state.directory.release(old.agent)
             state.directory.reserve(new.agent)
@@ -254,13 +252,15 @@ def move_requests(state: State, old: Attachment, new: Attachment) -> None:
             request.budgeted = new
         request.agent, request.attachment = new.agent, new
         new.attempts[request.number] = request
-        request.item = new.peer.link.put_bytes(takeover.resent(state, request), state.now, request.priority)
-        request.repeats = request.items
         request.lost_at = 0.0
+        if old.peer is new.peer and not request.forgotten:
+            deadlines.reschedule(state, request)  # it was registered anew: its home goes on with it where it is
+            continue
+        if request.item is not None:
+            old.peer.link.withdraw(request.item)
         request.forgotten = False
         request.note("sent again", state.now, f"{new.agent.agent_id} moved to node {new.agent.node_id}")
-        deadlines.reschedule(state, request)
-    state.woken.add(new.peer)
+        _send_again(state, new, request)
 
 
 def comes_home(state: State, former: Agent, attachment: Attachment) -> None:

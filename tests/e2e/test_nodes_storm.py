@@ -41,7 +41,7 @@ async def storm_of(seed: int, seconds: float, folder: Path) -> None:
                 print(codes)
                 assert codes["OK"] > codes.total() / 2, codes
             except BaseException as error:
-                error.add_note("\n".join(storm.log))
+                error.add_note("\n".join([*storm.log, ordeal.agents_logs()]))
                 raise
 
 

@@ -139,3 +139,28 @@ def test_what_ran_at_a_process_that_died_after_its_node_is_not_run_by_its_succes
     assert again.error_of(name).code == codes.AGENT_LOST and again.error_of(name).may_have_executed
     cores.advance(30.0)
     cores.assert_settled()
+
+
+def test_a_stream_loses_no_item_when_its_agent_is_registered_again_at_the_node_where_it_was() -> None:
+    """Its key was deleted while the link to its home was cut; its home goes on with the reply where it is."""
+    cores = Cores(2)
+    entry, home = cores.nodes
+    agent, caller = home.agent("echo/1"), entry.caller()
+    message = caller.request(timeout_ms=20_000)
+    for number in range(2):
+        agent.answer(message, f"item {number}", more=True)
+    known = entry.attachment("echo/1").agent
+    record = known.to_record()
+    cores.cut(entry, home)
+    with entry.step() as state:
+        remote.agent_gone(state, known.tenant, known.env, known.agent_id, known.generation)
+    cores.advance(1.0)
+    cores.link(entry, home)
+    with entry.step() as state:
+        remote.agent_seen(state, record, cores.revision + 1_000)
+    cores.advance(1.0)
+    for number in range(2, 5):
+        agent.answer(message, f"item {number}", more=True)
+    agent.answer(message, "end")
+    texts = [reply.payload.text for reply in caller.replies_to(message)]
+    assert texts == [*(f"item {number}" for number in range(5)), "end"]

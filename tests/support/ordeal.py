@@ -146,6 +146,10 @@ class Ordeal:
         found = await self.etcd.leases_of(f"{PREFIX}agents/")
         return {key: lease for key, lease in found.items() if f"/{self.kind}/" in key}
 
+    def agents_logs(self) -> str:
+        """The end of each agent's log, and its exit code if it has ended, for a failure's message."""
+        return "\n".join(f"-- {each.agent_id} {each.process.poll()}\n{each.log[-1_500:]}" for each in self.workers)
+
     async def leader(self) -> ClusterNode:
         """Wait until somebody leads; while it is under load."""
 
