@@ -101,6 +101,13 @@ class WaitQueues(Generic[T]):
             for entry in queue.entries:
                 yield entry.item
 
+    def first(self, selector: Selector, now: float) -> T | None:
+        """Whose turn it is of those who wait for a selector, wherever a slot comes free."""
+        self.age(now)
+        queue = self._queues.get((selector, frozenset()))
+        head = queue.head() if queue is not None else None
+        return head.item if head is not None else None
+
     def shelf_of(self, selector: Selector) -> Shelf[T] | None:
         """The shelf that a selector's queue stands on, if any queue stands there."""
         return self._scopes.get((selector.tenant, selector.env), {}).get(property_of(selector))

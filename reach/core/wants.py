@@ -97,7 +97,7 @@ def _homes(pool: Pool) -> dict[NodePeer, None]:
 
 
 def _tell(state: State, node: NodePeer, selector: Selector) -> None:
-    first = next(iter(state.queue.waiting(selector)), None)
+    first = state.queue.first(selector, state.now)
     count = state.queue.size(selector)
     want = Want(selector=_target(selector), n=count, tenant=selector.tenant, env=selector.env)
     if first is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.admin_pb2 import NodeRecord
 from agentreach.v1.frame_pb2 import Frame, Signal, StreamCredit
@@ -225,3 +226,27 @@ def test_words_that_waited_while_a_home_stood_still_let_it_serve_no_session() ->
     served = ask(local)
     keeper.handle_all()
     assert not local.reply_to(served).HasField("error"), "by now the other has heard of it, and says so anew"
+
+
+def test_a_home_is_told_of_the_highest_that_waits_elsewhere_not_of_the_oldest() -> None:
+    cores = Cores(2)
+    entry, home = cores.nodes
+    agent = home.agent("echo/1", max_concurrency=1)
+    far, near = entry.caller("far"), home.caller("near")
+    held = near.request(timeout_ms=60_000)
+    cores.advance(1.0)
+    older = near.request(timeout_ms=60_000)
+    cores.advance(1.0)
+    younger = far.request(timeout_ms=60_000)
+    cores.advance(1.0)
+    high = far.request(timeout_ms=60_000, priority=pb.HIGH)
+    cores.advance(1.0)
+    order = []
+    for _ in range(4):
+        (running,) = agent.running.values()
+        order.append(running.message_id)
+        agent.answer(running)
+        cores.advance(1.0)
+    assert order == [held, high, older, younger]
+    cores.advance(3.0)
+    cores.assert_settled()
