@@ -133,7 +133,7 @@ class _Turn(Session):
 
 
 class SessionTurn(_Turn):
-    """A turn of a conversation; of a request without one the `session_id` is empty, `epoch` and `turn` are 0."""
+    """A turn of a conversation. That of a request without one is false: no `session_id`, `epoch` and `turn` 0."""
 
     __slots__ = ()
 
@@ -141,7 +141,8 @@ class SessionTurn(_Turn):
         """Have the conversation's state kept with this turn's answer; the last one of a turn counts.
 
         Should the agent be lost, `on_session_restore` of another one gets it, and the conversation goes on (`MOVED`).
-        It goes out with the answer: a turn that raises keeps nothing. Raises `PayloadTooLarge` above 256 KiB.
+        It goes out with the answer: a turn that raises keeps nothing. Raises `PayloadTooLarge` above 256 KiB, and
+        `Rejected`, for the caller to read, if the request belongs to no conversation.
         """
         self._work.host.sessions.keep(self._work, state)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from agent_sdk import shapes
-from agent_sdk.errors import PayloadTooLarge
+from agent_sdk.errors import PayloadTooLarge, Rejected
 from agent_sdk.handlers import annotation_of
 from agent_sdk.work import key_of
 from agentreach.aio.clock import boot_time
@@ -51,6 +51,10 @@ class Session:
         """Grows with each owner of the session."""
         self.turn = turn
         """How many messages its state has seen, at former owners too."""
+
+    def __bool__(self) -> bool:
+        """False for what `Context.session` gives when the request belongs to none."""
+        return bool(self.session_id)
 
     def __repr__(self) -> str:
         return f"Session({self.session_id!r}, epoch={self.epoch}, turn={self.turn})"
@@ -136,7 +140,10 @@ class Sessions:
     def keep(self, work: Work, state: Any) -> None:
         """Have the state kept when this turn has ended. Raises what is wrong with it, or with asking for it."""
         if not work.envelope.session_id:
-            raise RuntimeError("this message belongs to no session: there is no state to keep")
+            raise Rejected(
+                "the message belongs to no session, and its handler keeps a session's state: send it with session=…",
+                may_have_executed=True,
+            )
         if self._hooks.restore is None:
             raise RuntimeError("declare @agent.on_session_restore first: nobody could take the state up")
         if work.ended:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent_sdk import Agent, Blob, BlockingContext, Context, PayloadTooLarge, Session
-from agent_sdk.errors import AgentError
+from agent_sdk.errors import AgentError, Rejected
 from agent_sdk.testing import InProcessMesh
 from agentreach.wire.limits import SESSION_STATE_BYTES_MAX
 
@@ -97,6 +97,25 @@ async def test_a_conversation_goes_on_where_its_agent_that_leaves_has_handed_it_
         (released,), (restored,) = notes.released, notes.restored
     assert released.session_id == restored.session_id == "s" and released.turn == restored.turn == 1
     assert restored.epoch > released.epoch
+
+
+async def test_a_request_without_a_session_is_told_that_its_handler_needs_one() -> None:
+    seen: list[tuple[bool, str, int]] = []
+    async with InProcessMesh() as mesh:
+        await mesh.add(Notes().agent(checkpoints=True))
+        with pytest.raises(Rejected, match=r"the message belongs to no session, .* send it with session=") as refused:
+            await mesh.request("x", capabilities=["notes"], timeout=5)
+        assert refused.value.may_have_executed and not refused.value.retryable
+        agent = Agent("plain")
+
+        @agent.handler
+        async def plain(_: str, ctx: Context) -> None:
+            seen.append((bool(ctx.session), ctx.session.session_id, ctx.session.turn))
+
+        await mesh.add(agent)
+        await mesh.request("x", agent_type="plain", timeout=5)
+        await mesh.request("x", agent_type="plain", session="s", timeout=5)
+    assert seen == [(False, "", 0), (True, "s", 1)]
 
 
 async def test_fifty_live_conversations_leave_a_drained_agent_with_their_state_and_every_turn_once() -> None:
@@ -320,7 +339,7 @@ async def test_a_checkpoint_needs_a_session_and_somebody_who_could_take_it_up() 
     async def handle(data: str, ctx: Context) -> int:
         try:
             await ctx.session.checkpoint({})
-        except RuntimeError as error:
+        except (Rejected, RuntimeError) as error:
             said.append(str(error))
         return ctx.session.turn
 
