@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from agentreach.v1 import frame_pb2 as pb
 from agentreach.v1.frame_pb2 import Signal
+from agentreach.wire.errors import clean
 from agentreach.wire.names import CALLER_TYPE, NAME_RULE, agent_type_fault, is_name, shown
 from reach.core.requests import Attachment
 
@@ -112,9 +113,11 @@ def fault(name: str, settings: Mapping[str, str]) -> str | None:
         return why
     if len(settings) > SETTINGS_MAX:
         return f"settings: {len(settings)} keys; the limit is {SETTINGS_MAX}"
-    for key in settings:
+    for key, value in settings.items():
         if not is_name(key):
             return f"settings: key {shown(key)} is not a name: {NAME_RULE}"
+        if clean(value, len(value)) != value:
+            return f"settings: the value of {key} has a line break or another control character"
     size = sum(len(key) + len(value.encode("utf-8", "surrogatepass")) for key, value in settings.items())
     if size > SETTINGS_BYTES_MAX:
         return f"settings: {size} bytes of keys and values; the limit is {SETTINGS_BYTES_MAX}"

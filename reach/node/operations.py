@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from agentreach.v1 import admin_pb2 as admin
 from agentreach.v1 import error_pb2 as codes
 from agentreach.wire.errors import failure
-from agentreach.wire.names import normalise_env, shown
+from agentreach.wire.names import agent_id_fault, agent_type_fault, normalise_env, shown
 from reach.core import breakers, drains, leaving
 from reach.core.agents import Agent
 from reach.core.breaker import BreakerState
@@ -100,6 +100,10 @@ class Operations(Queries):
     def release_session(self, request: admin.ReleaseSessionRequest, who: Identity) -> admin.ReleaseSessionReply:
         """Have a session move to another agent of its type. Answers when the move has begun."""
         agent_type, env = request.agent_type.lower(), normalise_env(request.env)
+        if why := agent_type_fault(agent_type):
+            raise MeshFailure(failure(codes.INVALID_ENVELOPE, f"agent_type: {why}"))
+        if not request.session_id:
+            raise MeshFailure(failure(codes.INVALID_ENVELOPE, "session_id: it is empty, and names no session"))
         with self.step() as state:
             lane = state.lanes.get((who.tenant, env, agent_type, request.session_id))
             owner = lane.owner if lane is not None else None
@@ -140,7 +144,9 @@ class Operations(Queries):
             return admin.ResetBreakerReply()
 
     def _agent(self, who: Identity, env: str, agent_id: str) -> Agent:
-        """The agent of this name. Raises NO_ROUTE."""
+        """The agent of this name. Raises INVALID_ENVELOPE for what is no agent_id, else NO_ROUTE."""
+        if why := agent_id_fault(agent_id):
+            raise MeshFailure(failure(codes.INVALID_ENVELOPE, f"agent_id: {why}"))
         env = normalise_env(env)
         agent = self._state.directory.get(who.tenant, env, agent_id)
         if agent is None:

@@ -101,12 +101,16 @@ def test_only_agents_have_settings(name: str) -> None:
     [
         ({f"k{number}": "" for number in range(SETTINGS_MAX + 1)}, "65 keys; the limit is 64"),
         ({"model name": "x"}, "is not a name"),
+        ({"depth": "1", "model": "large\nadmin=yes"}, "the value of model has a line break"),
+        ({"model": "\x1b[2J"}, "the value of model"),
+        ({"model": "a\u202eb"}, "the value of model"),
         ({"model": "x" * SETTINGS_BYTES_MAX}, "8197 bytes of keys and values; the limit is 8192"),
     ],
 )
 def test_what_cannot_be_set_is_named(values: dict[str, str], says: str) -> None:
     assert says in (configs.fault("agents", values) or "")
     assert configs.fault("agents/echo", {"model": "x" * (SETTINGS_BYTES_MAX - 5)}) is None
+    assert configs.fault("agents/echo", {"greeting": "größer 你好 👩\u200d💻", "none": ""}) is None
 
 
 def test_every_node_knows_which_version_an_agent_has() -> None:

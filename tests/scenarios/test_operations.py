@@ -8,7 +8,6 @@ from contextlib import contextmanager
 import pytest
 
 from agentreach.v1 import admin_pb2 as admin
-from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.registry_pb2 import DRAINING
 from reach.core.breaker import Breaker
@@ -132,6 +131,17 @@ class TestDraining:
         core.advance(1)
         core.assert_settled()
 
+    @pytest.mark.parametrize("agent_id", ["", "echo", "echo/", "/1", "echo/1/2", "Echo/1", "echo/1\n"])
+    def test_what_is_no_agents_name_is_said_to_be_none(self, agent_id: str) -> None:
+        desk = Desk(CoreMesh())
+        for order in (
+            lambda: desk.drain_agent(admin.DrainAgentRequest(agent_id=agent_id), ANYBODY),
+            lambda: desk.reset_breaker(admin.ResetBreakerRequest(agent_id=agent_id), ANYBODY),
+        ):
+            with pytest.raises(MeshFailure, match="agent_id: ") as refused:
+                order()
+            assert refused.value.error.code == codes.INVALID_ENVELOPE
+
     def test_an_unknown_agent_and_a_time_beyond_the_bound_are_refused(self) -> None:
         core = CoreMesh()
         core.agent()
@@ -198,6 +208,17 @@ class TestReleaseSession:
         with pytest.raises(MeshFailure, match="no hook"):
             desk.release_session(order, ANYBODY)
         core.assert_settled()
+
+    def test_an_order_that_names_no_type_or_no_session_says_which(self) -> None:
+        desk = Desk(CoreMesh())
+        for order, field in (
+            (admin.ReleaseSessionRequest(session_id="s"), "agent_type: "),
+            (admin.ReleaseSessionRequest(session_id="s", agent_type="a b"), "agent_type: "),
+            (admin.ReleaseSessionRequest(agent_type="echo"), "session_id: "),
+        ):
+            with pytest.raises(MeshFailure, match=field) as refused:
+                desk.release_session(order, ANYBODY)
+            assert refused.value.error.code == codes.INVALID_ENVELOPE
 
     def test_sessions_that_are_not_here_or_of_others_are_unknown(self) -> None:
         core = CoreMesh()

@@ -128,8 +128,8 @@ def failure(
 def to_status(error: Error, trace_id: str, items: int | None = None) -> Status:
     """The gRPC status of an error on a unary call or, with the number of `items` sent before it, on a stream.
 
-    The message starts with the code's name and ends with the trace_id. `details` travel as further metadata of
-    ErrorInfo as far as trailers have room for them.
+    The message starts with the code's name and ends with the trace_id, if there is one. `details` travel as further
+    metadata of ErrorInfo as far as trailers have room for them.
     """
     name = code_name(error.code)
     trace = clean(trace_id, ID_CHARS_MAX)
@@ -149,7 +149,8 @@ def to_status(error: Error, trace_id: str, items: int | None = None) -> Status:
         if room >= 0 and key not in _METADATA:
             metadata[clean(key)] = clean(value)
     text = _fitting(clean(error.message), _STATUS_TEXT_BYTES_MAX)
-    status = Status(code=grpc_code(error.code), message=f"{name}: {text} trace_id={trace}")
+    told = f"{name}: {text} trace_id={trace}" if trace else f"{name}: {text}"
+    status = Status(code=grpc_code(error.code), message=told)
     _attach(status, ErrorInfo(reason=name, domain=DOMAIN, metadata=metadata))
     if error.retry_after_ms:
         seconds, ms = divmod(error.retry_after_ms, 1000)

@@ -130,6 +130,11 @@ def test_a_status_gives_back_the_error_it_was_made_of(
     assert errors.from_status(Status.FromString(status.SerializeToString())) == error
 
 
+def test_a_status_without_a_trace_does_not_speak_of_one() -> None:
+    status = errors.to_status(errors.failure(ErrorCode.NO_ROUTE, "no agent"), "")
+    assert status.message == "NO_ROUTE: no agent"
+
+
 def test_a_status_holds_all_metadata_of_the_contract() -> None:
     error = errors.failure(
         ErrorCode.OVERLOADED, "mailbox full", retry_after_ms=1500, agent_id="ner/1", attempts=2, details={"size": "9"}
