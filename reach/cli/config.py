@@ -66,7 +66,11 @@ def set_(name: str, pairs: tuple[str, ...], unset: tuple[str, ...], url: str | N
         key, found, value = pair.partition("=")
         if not found or not key:
             raise click.UsageError(f"{pair!r} is not KEY=VALUE")
+        if key in settings:
+            raise click.UsageError(f"{key!r} is there twice")
         settings[key] = value
+    if both := settings.keys() & set(unset):
+        raise click.UsageError(f"set or --unset: {', '.join(sorted(both))} cannot be both")
     if not settings and not unset:
         raise click.UsageError("say what to set: KEY=VALUE, or --unset KEY")
     version = ending.run(_set(name, settings, unset, url))
@@ -91,5 +95,6 @@ async def _set(name: str, settings: dict[str, str], unset: tuple[str, ...], url:
         there = await client.get_config(name)
         wanted = {**there.settings, **settings}
         for key in unset:
-            wanted.pop(key, None)
+            if wanted.pop(key, None) is None:
+                note(f"{key} was not set under {name}")
         return await client.set_config(name, wanted, there.version)

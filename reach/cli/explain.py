@@ -62,8 +62,6 @@ async def _ask(envelope: Any, url: str | None) -> ExplainReply:
 def _show(reply: ExplainReply) -> None:
     from rich.text import Text
 
-    from agentreach.v1.envelope_pb2 import RoutingPolicy
-
     if reply.candidates:
         rows = []
         for candidate in reply.candidates:
@@ -81,7 +79,16 @@ def _show(reply: ExplainReply) -> None:
         print_table(("", "AGENT", "STAGE", "WHY"), rows)
     else:
         console().print("no agents are registered that this could be for")
+    console().print(f"\nchosen: {_choice(reply)}   (view: revision {reply.revision}, {reply.age_ms} ms old)")
+
+
+def _choice(reply: ExplainReply) -> str:
+    from agentreach.v1.envelope_pb2 import RoutingPolicy
+
+    if not reply.chosen:
+        return "nobody"
+    if reply.policy == RoutingPolicy.ROUTING_POLICY_UNSPECIFIED:
+        return f"{reply.chosen}, to which the session is pinned"
     usable = sum(1 for candidate in reply.candidates if not candidate.removed_by)
     policy = RoutingPolicy.Name(reply.policy) if reply.policy in RoutingPolicy.values() else str(reply.policy)
-    choice = f"{reply.chosen} by {policy} among {usable}" if reply.chosen else "nobody"
-    console().print(f"\nchosen: {choice}   (view: revision {reply.revision}, {reply.age_ms} ms old)")
+    return f"{reply.chosen} by {policy} among {usable}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from reach.cli import ending, targets
-from reach.cli.output import as_json, duration, message_as_dict, print_json, print_table
+from reach.cli.output import as_json, duration, message_as_dict, print_json, print_table, short
 
 if TYPE_CHECKING:
     from google.protobuf.timestamp_pb2 import Timestamp
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
     from agentreach.v1.admin_pb2 import ListNodesReply, NodeRecord, NodeState
 
+_WHY_CHARS = 80
+_GRPC_STATUS = re.compile(r"([A-Z_]+): (?:.*last error: .*: )?(.*?)(?: \(\d+\))?", re.DOTALL)
 COLUMNS = ("NODE", "ADDRESS", "ZONE", "VERSION", "UP", "LEADER", "STATE", "AGENTS")
 
 
@@ -75,8 +78,18 @@ def _told(state: NodeState | None) -> Text:
     if state is None:
         return Text("–")
     if not state.linked:
-        return Text(f"not linked for {duration(state.since_s)}: {state.why}", style="red")
+        return Text(f"not linked for {duration(state.since_s)}: {brief(state.why)}", style="red")
     return Text("draining", style="yellow") if state.draining else Text("linked", style="green")
+
+
+def brief(why: str) -> str:
+    """Why a node is not linked, as a table has room for it: of a gRPC status what went wrong in the end."""
+    status = _GRPC_STATUS.fullmatch(why)
+    if status is None:
+        return short(why, _WHY_CHARS)
+    name, told = status.groups()
+    told = told or name.replace("_", " ").capitalize()
+    return short(told[0].lower() + told[1:] if told[1:2].islower() else told, _WHY_CHARS)
 
 
 def _since(moment: Timestamp) -> str:

@@ -62,6 +62,15 @@ def note(text: str) -> None:
     click.echo(click.style(text, dim=True), err=True)
 
 
+def short(text: str, chars_max: int = 40) -> str:
+    """What a stranger wrote, for one line: what does not print is escaped, and a long text loses its middle."""
+    text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    if len(text) <= chars_max:
+        return text
+    tail = chars_max // 4
+    return f"{text[: chars_max - tail - 1]}…{text[-tail:]}"
+
+
 def size(count: int) -> str:
     """Bytes as people read them: 512 B, 1.5 KiB, 12 MiB."""
     if count < 1024:

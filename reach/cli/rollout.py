@@ -145,9 +145,6 @@ async def _drain(client: AdminClient, agent_type: str, env: str, version: str) -
     from reach.cli.drain import agent_drained
 
     leaving = await _of_version(client, agent_type, env, version)
-    if not leaving:
-        note(f"no agent of version {version} is there")
-        return
     policy = await client.get_version_policy(agent_type, env)
     if versions.shares_of(policy).get(version):
         note(
@@ -161,7 +158,7 @@ async def _drain(client: AdminClient, agent_type: str, env: str, version: str) -
 
 
 async def _of_version(client: AdminClient, agent_type: str, env: str, version: str) -> list[AgentRecord]:
-    """The agents of a version. `Ended` if nobody else could take their requests."""
+    """The agents of a version. `Ended` if there are none, or nobody else could take their requests."""
     from agentreach.v1.registry_pb2 import HEALTHY, ListAgentsRequest
     from reach.core.versions import version_matches
 
@@ -169,7 +166,12 @@ async def _of_version(client: AdminClient, agent_type: str, env: str, version: s
     request.target.agent_type = agent_type
     records = await client.list_agents(request)
     leaving = [record for record in records if version_matches(version, record.version)]
-    if leaving and not any(record.status == HEALTHY for record in records if record not in leaving):
+    if not leaving:
+        there = ", ".join(sorted({record.version or "(none)" for record in records})) or "none"
+        raise Ended(
+            f"no agent of type {agent_type} and version {version} is there; its versions: {there}", Exit.MESH_ERROR
+        )
+    if not any(record.status == HEALTHY for record in records if record not in leaving):
         raise Ended(
             f"no agent of another version than {version} is healthy: start one first, or drain agents by name "
             "(reach drain AGENT_ID)",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reach.cli import ending, targets
-from reach.cli.output import as_json, duration, how_many, message_as_dict, note, print_json, print_table
+from reach.cli.output import as_json, duration, how_many, message_as_dict, note, print_json, print_table, short
 
 if TYPE_CHECKING:
     from agentreach.v1.admin_pb2 import (
@@ -80,7 +80,7 @@ def release(
     if json_wanted:
         print_json(message_as_dict(reply))
     else:
-        click.echo(f"session {session_id} leaves {reply.agent_id}")
+        click.echo(f"session {short(session_id)} leaves {reply.agent_id}")
 
 
 async def _list(request: ListSessionsRequest, url: str | None) -> ListSessionsReply:
@@ -101,7 +101,7 @@ def _row(info: SessionInfo) -> tuple[Any, ...]:
     from rich.text import Text
 
     return (
-        Text(info.session_id, style="bold"),
+        Text(short(info.session_id), style="bold"),
         info.agent_id,
         info.node_id,
         str(info.epoch),

@@ -45,6 +45,12 @@ def node_addresses(given: str | None) -> Sequence[str]:
     return addresses(given or DEFAULT_URL)
 
 
+def _not_empty(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    if value == "":
+        raise click.BadParameter("an empty ID names no conversation; leave the option out", context, option)
+    return value
+
+
 _OPTIONS = (
     click.option("--capability", "-c", "capabilities", multiple=True, metavar="NAME",
                  help="What it can do; may be repeated."),
@@ -54,7 +60,8 @@ _OPTIONS = (
                  help="A label it must have; may be repeated."),
     click.option("--version", "version", metavar="RANGE", help="Its version, or a range such as '>=2.1,<3'."),
     click.option("--policy", type=click.Choice(POLICIES, case_sensitive=False), help="How to choose among several."),
-    click.option("--session", metavar="ID", help="The conversation it belongs to: it stays with one instance."),
+    click.option("--session", metavar="ID", callback=_not_empty,
+                 help="The conversation it belongs to: it stays with one instance."),
     click.option("--env", metavar="NAME", default="", help="The environment.  [default: production]"),
 )  # fmt: skip
 

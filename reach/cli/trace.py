@@ -40,8 +40,9 @@ def trace(trace_id: str, url: str | None, json_wanted: bool) -> None:
     if json_wanted:
         print_json(message_as_dict(reply))
     if not reply.messages:
+        silent = f" (no answer from {', '.join(reply.silent_nodes)})" if reply.silent_nodes else ""
         raise Ended(
-            f"the node knows no trace {trace_id!r}; traces are kept for a while only (settings trace_recent_max,"
+            f"no node knows a trace {trace_id!r}{silent}; traces are kept for a while only (settings trace_recent_max,"
             " trace_kept_max, trace_kept_s)",
             Exit.MESH_ERROR,
         )

@@ -27,6 +27,7 @@ BREAKER, PIN, CAPACITY, VERSION_POLICY, CHOOSE = "breaker", "session pin", "capa
 STAGES = (ENV, SELECTOR, STATUS, EXCLUDED, BREAKER, PIN, CAPACITY, VERSION_POLICY, CHOOSE)
 """In order."""
 
+_NO_POLICY = int(RoutingPolicy.ROUTING_POLICY_UNSPECIFIED)
 _NO_POLICIES: Policies = MappingProxyType({})
 
 ROWS_MAX = 1000
@@ -52,6 +53,7 @@ class Explanation:
     candidates: tuple[Row, ...]
     chosen: str
     policy: int
+    """That chose; 0 if the session's pin did."""
     revision: int
 
     def to_reply(self, age_ms: int = 0) -> ExplainReply:
@@ -99,6 +101,7 @@ def explain(
         else:
             removals[agent] = _by_env_or_selector(selector, agent)
     if pin is not None:
+        policy = _NO_POLICY
         removals.update(_by_pin(matching, pin))
         picked = Picked(next((agent for agent in matching if agent.agent_id == pin), None))
     else:

@@ -184,6 +184,10 @@ def test_a_drain_is_begun_and_what_runs_is_told(node: str) -> None:
         (["call", "-c", "echo", "--timeout", "-1", "x"], "'-1' is not a number of seconds above 0"),
         (["call", "-c", "echo", "--timeout", "nan", "x"], "'nan' is not a number of seconds above 0"),
         (["call", "-c", "echo", "--timeout", "inf", "x"], "'inf' is not a number of seconds above 0"),
+        (["call", "-c", "echo", "--session", "", "x"], "an empty ID names no conversation"),
+        (["explain", "-c", "echo", "--session", ""], "an empty ID names no conversation"),
+        (["config", "set", "agents", "a=1", "a=2"], "'a' is there twice"),
+        (["config", "set", "agents", "a=1", "--unset", "a"], "a cannot be both"),
         (["call", "-c", "echo", '{"x": NaN}'], "NaN in DATA"),
         (["call", "-c", "echo", "[1e999]"], "1e999 in DATA"),
     ],
@@ -386,9 +390,17 @@ def test_settings_are_set_key_by_key_and_shown(node: str) -> None:
     assert run("config", "set", "agents", "model=large", "depth=3=4", "--url", node).stdout == "agents is set\n"
     assert run("config", "get", "agents", "--url", node).stdout == "depth=3=4\nmodel=large\n"
     changed = run("config", "set", "agents", "model=small", "--unset", "depth", "--url", node, "--json")
-    assert json.loads(changed.stdout) == {"name": "agents", "version": 2}
+    assert json.loads(changed.stdout) == {"name": "agents", "version": 2} and changed.stderr == ""
     shown = json.loads(run("config", "get", "agents", "--url", node, "--json").stdout)
     assert shown == {"settings": {"model": "small"}, "version": "2"}
+    result = run("config", "set", "agents", "--unset", "depth", "--url", node)
+    assert result.returncode == 0 and result.stderr == "depth was not set under agents\n"
+
+
+def test_a_version_that_is_not_there_cannot_be_drained(node: str) -> None:
+    result = run("rollout", "echo", "--drain", "9.9", "--url", node)
+    assert result.returncode == Exit.MESH_ERROR and result.stdout == ""
+    assert result.stderr == "reach: no agent of type echo and version 9.9 is there; its versions: (none)\n"
 
 
 def test_rollout_without_a_node_exits_with_3(closed_port: str) -> None:

@@ -247,6 +247,7 @@ class ExplainReply(_message.Message):
     AGE_MS_FIELD_NUMBER: _builtins.int
     chosen: _builtins.str
     policy: _envelope_pb2.RoutingPolicy.ValueType
+    """unspecified: the session's pin chose"""
     revision: _builtins.int
     age_ms: _builtins.int
     @_builtins.property

@@ -70,7 +70,7 @@ def test_a_pinned_session_has_its_owner_whatever_the_owners_state():
     directory.add(agent("a/owner", status=DRAINING))
     directory.add(agent("a/other"))
     explanation = told(directory, Target(agent_type="a"), pin="a/owner", exclude={"a/owner"})
-    assert explanation.chosen == "a/owner"
+    assert explanation.chosen == "a/owner" and explanation.policy == RoutingPolicy.ROUTING_POLICY_UNSPECIFIED
     assert removed(explanation)["a/other"] == ("session pin", "the session is pinned to a/owner")
     assert told(directory, Target(agent_type="a"), pin="a/gone").chosen == ""
 
