@@ -5,10 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.tidy.sources import ROOT
 from tools.simulation.seeds import run_seed
 
 SLICE = "1001-1010"
+SLICE_OF_NODES = "1011-1014"
 
 
 def sim(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -22,14 +25,21 @@ def test_all_invariants_hold_in_a_slice_of_seeds() -> None:
     assert "all invariants held" in found.stdout
 
 
-def test_a_seed_is_the_same_every_time() -> None:
-    first, second = run_seed(7), run_seed(7)
+def test_all_invariants_hold_in_a_few_seeds_of_three_nodes() -> None:
+    found = sim("--seeds", SLICE_OF_NODES, "--nodes", "3", "--jobs", "2")
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+@pytest.mark.parametrize("nodes", [0, 3])
+def test_a_seed_is_the_same_every_time(nodes: int) -> None:
+    first, second = run_seed(7, nodes=nodes), run_seed(7, nodes=nodes)
     assert first.digest == second.digest
     assert (first.steps, first.outcomes) == (second.steps, second.outcomes)
 
 
-def test_a_seed_is_the_same_in_another_process_and_with_its_trace_written() -> None:
-    short, traced = sim("--seed", "11"), sim("--seed", "11", "--trace")
+@pytest.mark.parametrize("nodes", ["0", "3"])
+def test_a_seed_is_the_same_in_another_process_and_with_its_trace_written(nodes: str) -> None:
+    short, traced = sim("--seed", "11", "--nodes", nodes), sim("--seed", "11", "--nodes", nodes, "--trace")
     assert short.returncode == traced.returncode == 0, short.stdout + short.stderr
     assert short.stdout.splitlines()[-1] == traced.stdout.splitlines()[-1]
     assert "envelope" in traced.stdout

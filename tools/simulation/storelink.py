@@ -86,9 +86,11 @@ class StoreLink:
         given = tuple(compares), tuple(then), tuple(otherwise)
         return await self._call(lambda: self.registry.txn(self.process, *given))
 
-    async def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[Sequence[Change], None]:
+    async def watch(
+        self, prefix: str, from_revision: int, *, deletes_only: bool = False
+    ) -> AsyncGenerator[Sequence[Change], None]:
         """See `Store.watch`."""
-        watch = Watch(self, prefix, from_revision)
+        watch = Watch(self, prefix, from_revision, deletes_only)
         try:
             while not self.closed:
                 try:
@@ -210,9 +212,10 @@ def _settle(answer: asyncio.Future[Any], outcome: Any) -> None:
 class Watch:
     """One watch: a cursor at the store, and what is on its way to the process."""
 
-    def __init__(self, link: StoreLink, prefix: str, from_revision: int) -> None:
+    def __init__(self, link: StoreLink, prefix: str, from_revision: int, deletes_only: bool) -> None:
         self.link = link
         self._prefix = prefix
+        self._deletes_only = deletes_only
         self._wanted = from_revision
         """What the process has not seen yet begins here."""
         self._cursor = from_revision
@@ -241,6 +244,8 @@ class Watch:
             registry.watches.pop(self, None)
             return
         found, self._cursor = registry.keys.changes(self._prefix, self._cursor, BATCH_REVISIONS_MAX)
+        if self._deletes_only:
+            found = [change for change in found if change.item is None]
         if found:
             world = registry.world
             at = max(self._last_arrival + 1e-6, world.now + self.link.way_s(), self.link.watches_late_until)
