@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from click.testing import CliRunner
 
-from agentreach.v1.admin_pb2 import Candidate, ExplainReply, SessionInfo
+from agentreach.v1.admin_pb2 import Candidate, ExplainReply, GetTraceReply, SessionInfo
+from reach.cli import trace
 from reach.cli.explain import _choice
 from reach.cli.nodes import brief
 from reach.cli.output import short
@@ -55,3 +57,15 @@ def test_an_explanation_says_whether_a_policy_chose_or_the_pin() -> None:
     reply = ExplainReply(chosen="memory/1", candidates=[owner, Candidate(agent_id="memory/2")], policy="LEAST_ACTIVE")
     assert _choice(reply) == "memory/1 by LEAST_ACTIVE among 2"
     assert _choice(ExplainReply()) == "nobody"
+
+
+@pytest.mark.parametrize(("silent", "told"), [([], "'abc'; traces are"), (["n2"], "'abc' (no answer from n2); traces")])
+def test_a_trace_that_no_node_knows_is_said_to_be_known_to_none(
+    monkeypatch: pytest.MonkeyPatch, silent: list[str], told: str
+) -> None:
+    async def ask(trace_id: str, url: str | None) -> GetTraceReply:
+        return GetTraceReply(silent_nodes=silent)
+
+    monkeypatch.setattr(trace, "_ask", ask)
+    result = CliRunner().invoke(trace.trace, ["abc"])
+    assert result.exit_code == 1 and f"no node knows a trace {told}" in result.stderr
