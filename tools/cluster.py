@@ -36,7 +36,7 @@ STOP_LIMIT_S = 10.0
 START_AGAIN_S = 8.0  # time to look at what is missing
 POLL_S = 0.1
 
-_AS_CHILD = "from reach.cli.lifeline import end_with_parent; end_with_parent(); from reach.cli.root import run; run()"
+_AS_CHILD = "from reach.cli.lifeline import end_with_parent; end_with_parent(); from reach.cli import main; main()"
 _AGENTS = (("echo", 0), ("echo", 1), ("memory", 1), ("memory", 2), ("thinker", 2))
 """Each demo agent's role, and the node that it dials first."""
 
