@@ -14,7 +14,7 @@ from agentreach.v1.admin_pb2 import NodeRecord
 from agentreach.v1.frame_pb2 import Signal
 from agentreach.wire.limits import PROTOCOL_VERSION
 from agentreach.wire.names import is_name
-from reach.core import interest, loads, rebalance, remote, returning, visiting, wants
+from reach.core import interest, loads, lookups, rebalance, remote, returning, visiting, wants
 from reach.core.effects import EndStream, Forwarding
 from reach.core.peers import Peer
 from reach.core.ports import Identity
@@ -29,7 +29,7 @@ AgentKey = tuple[str, str, str]
 """(tenant, env, agent_id)."""
 
 _RANDOM_BITS = 128
-NODES_MAX = 1_000  # of which one has said hello before its key was seen in the store
+NODES_MAX = 1_000  # that are known at once, registered or not
 _BEAT_S = 5.0  # a node says something at least so often
 _SILENT_S = 4 * _BEAT_S  # a link that says nothing for so long is cut
 
@@ -111,7 +111,11 @@ def hello_for(state: State, node: NodePeer) -> pb.NodeHello:
 
 
 def refusal(state: State, message: pb.NodeHello) -> str:
-    """Why a node's hello cannot be taken; empty if it can."""
+    """Why a node's hello cannot be taken; empty if it can.
+
+    Who is not in the store, or stands there as another start, is no node of the mesh: unless the view is too old to
+    know. One that has just started is seen there a moment later, and dials again.
+    """
     own = state.rules.node_id
     if message.protocol_version > PROTOCOL_VERSION:
         return f"protocol version {message.protocol_version} is newer than this node's"
@@ -121,8 +125,12 @@ def refusal(state: State, message: pb.NodeHello) -> str:
         return f"this is node {own}, not {message.to_node_id}"
     if message.node_id >= own:
         return f"node {own} dials node {message.node_id}, not the other way round"
-    if message.node_id not in state.nodes and len(state.nodes) >= NODES_MAX:
+    known = state.nodes.get(message.node_id)
+    if known is None and len(state.nodes) >= NODES_MAX:
         return f"node {own} knows {len(state.nodes)} other nodes, as many as it may"
+    registered = known is not None and known.address and known.record.incarnation == message.incarnation
+    if not registered and lookups.age_s(state) <= lookups.OLD_S:
+        return f"node {message.node_id} is not registered (yet), or it is another start of it that is"
     return ""
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from agentreach.v1 import error_pb2 as codes
+from agentreach.v1 import frame_pb2 as frames
 from agentreach.v1.registry_pb2 import AgentStatus
+from reach.core import lookups, nodes, remote
 from tests.support.cores import Cores
 
 
@@ -381,3 +383,35 @@ def test_an_agent_that_left_while_its_answer_was_on_the_way_has_answered() -> No
     cores.advance(1.0)
     assert not entry.state.orphans
     cores.assert_settled()
+
+
+def test_a_node_that_is_not_in_the_registry_or_is_another_start_than_the_one_there_is_not_welcome() -> None:
+    cores = Cores(2)
+    dialler, core = cores.nodes
+    with core.step() as state:
+        state.view_complete_at = state.now
+    known = nodes.hello_for(dialler.state, nodes.of(dialler.state, core.node_id))
+    assert not nodes.refusal(core.state, known)
+    stranger, namesake = frames.NodeHello(), frames.NodeHello()
+    stranger.CopyFrom(known)
+    stranger.node_id = "a-stranger"
+    namesake.CopyFrom(known)
+    namesake.incarnation = b"another process."
+    assert "a-stranger is not registered" in nodes.refusal(core.state, stranger)
+    assert f"{dialler.node_id} is not registered" in nodes.refusal(core.state, namesake)
+    cores.cut(dialler, core)
+    with core.step() as state:
+        remote.node_gone(state, dialler.node_id)
+    assert "is not registered" in nodes.refusal(core.state, known)
+    core.see(dialler)
+    assert not nodes.refusal(core.state, known)
+
+
+def test_a_view_that_is_too_old_to_know_turns_no_node_away() -> None:
+    cores = Cores(2)
+    dialler, core = cores.nodes
+    hello = nodes.hello_for(dialler.state, nodes.of(dialler.state, core.node_id))
+    hello.incarnation = b"another process."
+    for age_s, welcome in ((lookups.OLD_S, False), (lookups.OLD_S + 0.1, True)):
+        core.state.view_complete_at = core.state.now - age_s
+        assert (not nodes.refusal(core.state, hello)) is welcome

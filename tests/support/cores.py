@@ -43,6 +43,12 @@ class NodeCore(CoreMesh):
             self.cores.gone.append((self, effect.agent, effect.generation))
         super()._carry_out(effect)
 
+    def see(self, other: NodeCore) -> None:
+        """Another node's key stands in the store."""
+        record = NodeRecord(node_id=other.node_id, address=f"{other.node_id}:1", incarnation=other.state.incarnation)
+        with self.step() as state:
+            remote.node_seen(state, record)
+
     def pump(self) -> None:
         """All nodes go on until nobody has anything to say."""
         self.cores.pump()
@@ -83,10 +89,11 @@ class Cores:
         self.pump()
 
     def _introduce(self, core: NodeCore) -> None:
+        """It and the others stand in the store, as the starts that they are."""
         for other in self.nodes:
             if other is not core:
-                with core.step() as state:
-                    remote.node_seen(state, NodeRecord(node_id=other.node_id, address=f"{other.node_id}:1"))
+                core.see(other)
+                other.see(core)
 
     def link(self, one: NodeCore, other: NodeCore) -> None:
         """The node with the smaller id dials the other."""
@@ -183,5 +190,3 @@ class Cores:
         for core in self.nodes:
             if core.alive:
                 core.assert_settled()
-
-
