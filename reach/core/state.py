@@ -126,12 +126,7 @@ class State:
         """What all links hold together."""
         self.peers: dict[str, Peer] = {}
         self.tokens: dict[bytes, Peer] = {}
-        self.lanes: dict[LaneKey, Lane] = {}
-        self.pins: dict[str, Lane] = {}
-        """Sessions whose owner is attached here, by the key of their pin."""
-        self.lanes_ready: deque[Lane] = deque()
-        self.snapshots_held = 0
-        """Bytes of sessions' states that are being stored."""
+        self._know_no_session()
         self.topics = Topics()
         self.budget = RetryBudget()
         self.queue = _queue(rules)
@@ -148,6 +143,14 @@ class State:
         """By (tenant, env, agent_id): whose registrations the store has not answered yet, and how many."""
         self._know_no_node()
         self._ask_for_nothing()
+
+    def _know_no_session(self) -> None:
+        self.lanes: dict[LaneKey, Lane] = {}
+        self.pins: dict[str, Lane] = {}
+        """Sessions whose owner is attached here, by the key of their pin."""
+        self.lanes_ready: deque[Lane] = deque()
+        self.snapshots_held = 0
+        """Bytes of sessions' states that are being stored."""
 
     def _ask_for_nothing(self) -> None:
         """What a step leaves for its end."""
