@@ -1,7 +1,7 @@
 """The settings of an agent that operators can change while it runs: what they are now, and who is told of a change.
 
 The node sends them when the agent attaches and whenever they change (`config_update`), and again with a heartbeat as
-long as the agent reports an older version. A version counts as taken over when the handler has returned: one that
+long as the agent reports another version. A version counts as taken over when the handler has returned: one that
 raises is called again with the next heartbeat.
 """
 
@@ -45,7 +45,7 @@ class Configuration:
 
     def _take(self, host: Host, update: frames.ConfigUpdate) -> None:
         known = self._applied if self._newest is None else self._newest.config_version
-        if update.config_version <= known:
+        if update.config_version == known:
             return  # said again because the node has not heard yet that it is taken over
         self._newest = update
         self.settings = MappingProxyType(dict(update.settings))

@@ -1,8 +1,9 @@
 """The settings that operators give to agents: which an agent shall have, and who must be told.
 
 `agents` is for all of them, `agents/<agent type>` for one type, whose settings win over those for all. Each has as its
-version the store's revision at which it was written, so whatever changes has a greater one than all before; an agent
-whose heartbeat shows an older version than its settings have is told them again. What settings mean is the agent's.
+version the store's revision at which it was written. To an agent that is a name, not an order: a store that was brought
+back from a backup counts again from there. An agent whose heartbeat shows another version than its settings have is
+told them again. What settings mean is the agent's.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Configs:
         return True
 
     def drop(self, name: str) -> None:
-        """Somebody deleted the key from the store by hand. Agents keep what they have."""
+        """Somebody deleted the key from the store by hand. Agents for whom nothing else is set keep what they have."""
         if self._by_name.pop(name, None) is not None:
             self._merged.clear()
 
@@ -78,10 +79,10 @@ class Configs:
 
 
 def tell(state: State, attachment: Attachment) -> None:
-    """Send an agent its settings if it has older ones."""
+    """Send an agent its settings if it has others. What nobody has set, or nobody has set any more, it may keep."""
     agent = attachment.agent
     settings = state.configs.of(agent.agent_type)
-    if agent.config_version >= settings.version:
+    if settings.version in (0, agent.config_version):
         return
     update = pb.ConfigUpdate(agent_id=agent.agent_id, config_version=settings.version, settings=settings.values)
     attachment.peer.link.signal(Signal(config_update=update))

@@ -76,6 +76,20 @@ def test_a_heartbeat_that_shows_an_older_version_is_answered_with_the_settings()
     assert core.attachment("echo/1").agent.config_version == 5
 
 
+def test_a_store_that_counts_from_before_again_reaches_agents_that_have_settings_of_later() -> None:
+    core = CoreMesh()
+    put(core, "agents", 5, model="large")
+    process = core.process("p", record("echo/1", config_version=90))
+    assert told(process) == [("echo/1", 5, {"model": "large"})]
+    beat(process, 90)
+    assert len(told(process)) == 2
+    beat(process, 5)
+    put(core, "agents", 6, model="small")
+    assert told(process)[2:] == [("echo/1", 6, {"model": "small"})]
+    beat(process, 6)
+    assert len(told(process)) == 3
+
+
 def test_an_older_revision_changes_nothing_and_a_deleted_key_leaves_agents_as_they_are() -> None:
     core = CoreMesh()
     process = core.agent("echo/1")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
 
 from agent_sdk import Agent
+from agent_sdk.host import Host
 from agent_sdk.testing import InProcessMesh
+from agentreach.v1.frame_pb2 import ConfigUpdate
+from tests.support.agents import eventually
 
 LIMIT_S = 10.0
 
@@ -100,3 +104,22 @@ async def test_a_handler_at_work_is_told_the_newest_next_and_is_cancelled_when_t
 def test_on_config_wants_the_function_itself() -> None:
     with pytest.raises(TypeError, match="without brackets"):
         Agent("extractor").on_config(None)  # type: ignore[type-var]
+
+
+async def test_settings_of_a_smaller_version_than_before_are_taken_over_once_each() -> None:
+    heard: asyncio.Queue[dict[str, str]] = asyncio.Queue()
+    async with InProcessMesh() as mesh, asyncio.timeout(LIMIT_S):
+        agent = await mesh.add(configured(heard))
+        host = agent._host
+        assert host is not None and host.configured is not None
+        for version, again in ((90, 90), (5, 5), (6, 6)):
+            for number in (version, again):
+                host.configured(ConfigUpdate(config_version=number, settings={"n": str(version)}))
+            assert await heard.get() == {"n": str(version)}
+            await eventually(partial(_reports, host, version), f"version {version} is reported")
+            host.configured(ConfigUpdate(config_version=version, settings={"n": str(version)}))
+        assert heard.empty() and agent.config["n"] == "6"
+
+
+async def _reports(host: Host, version: int) -> bool:
+    return host.record.config_version == version
