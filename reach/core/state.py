@@ -84,6 +84,9 @@ class Rng(Protocol):
 class State:
     """One node's memory. `now` is the boot clock in seconds, set by the engine before each step."""
 
+    met_nodes = False
+    """There has been another node: a message that this one does not know may have run all the same."""
+
     def __init__(
         self,
         rules: Rules,
@@ -165,10 +168,10 @@ class State:
         self.version_policies: dict[tuple[str, str], VersionPolicy] = {}
         """By (env, agent type). While it is empty no decision costs anything for it."""
         self.configs = Configs()
+        self.unusable: dict[str, int] = {}
+        """By key: revisions of policies and settings in the registry that no node can read, for who replaces them."""
         self.nodes: dict[str, NodePeer] = {}
         """The other nodes, by node_id."""
-        self.met_nodes = False
-        """There has been another node: a message that this one does not know may have run all the same."""
         self.remote_agents = 0
         """How many of the directory are attached to other nodes."""
         self.orphans: dict[tuple[str, str, str], Attachment] = {}
