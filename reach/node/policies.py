@@ -75,6 +75,8 @@ class Policies:
         self._one_at_a_time = asyncio.Lock()
         self._led = asyncio.Event()
         """Set when another node leads."""
+        self._unusable: dict[str, int] = {}
+        """By key: the revisions of values that cannot be used."""
         election.listeners.append(self._led.set)
 
     def connect(self, forwarder: Forwarder) -> None:
@@ -125,10 +127,10 @@ class Policies:
         with self._step() as state:
             for change in changes:
                 mirror.hold(change)
-                if mirror.prefix == VERSIONS:
-                    _take_policy(state, change.key, change.item)
-                else:
-                    _take_settings(state, change.key, change.item)
+                take = _take_policy if mirror.prefix == VERSIONS else _take_settings
+                self._unusable.pop(change.key, None)
+                if not take(state, change.key, change.item):
+                    self._unusable[change.key] = change.revision
         if mirror.prefix == CONFIG:
             await self._tell_agents()
 
@@ -143,6 +145,10 @@ class Policies:
                         configs.tell(state, attachment)
 
     # ---- what operators set ----
+
+    def version_of(self, key: str, known: int) -> int:
+        """What to name as the version to be replaced: of what is in force, or of what cannot be used in its place."""
+        return max(known, self._unusable.get(key, 0))
 
     async def set_version_policy(self, request: registry.SetVersionPolicyRequest) -> registry.SetVersionPolicyReply:
         """Set or, without versions, end the policy of an agent type. Raises `MeshFailure`.
@@ -271,22 +277,24 @@ def wishes(admission: Admission, policies: Policies) -> Answer:
     return answer
 
 
-def _take_policy(state: State, key: str, item: Item | None) -> None:
+def _take_policy(state: State, key: str, item: Item | None) -> bool:
+    """Obey what stands there now. False if that cannot be used: no policy is in force."""
     env, _, agent_type = key.removeprefix(VERSIONS).partition("/")
-    policy = None
+    policy, why = None, None
     if item is not None:
         try:
             policy = registry.VersionPolicy.FromString(item.value)
         except DecodeError as error:
-            _left_out(key, str(error))
+            why = str(error) or "it is no policy"
         else:
             why = version_policy.fault(policy)
             if why is None and version_policy.key_of(policy) != (env, agent_type):
                 why = "it is of another type"
-            if why is not None:
-                _left_out(key, why)
-                policy = None
+    if why is not None:
+        _left_out(key, why)
+        policy = None
     _obey(state, (env, agent_type), policy, item.mod_revision if item is not None else 0)
+    return why is None
 
 
 def _obey(state: State, key: tuple[str, str], policy: registry.VersionPolicy | None, version: int) -> None:
@@ -301,21 +309,23 @@ def _obey(state: State, key: tuple[str, str], policy: registry.VersionPolicy | N
         log.info("version policy", agent_type=agent_type, env=env, shares=dict(taken.shares), version=version)
 
 
-def _take_settings(state: State, key: str, item: Item | None) -> None:
+def _take_settings(state: State, key: str, item: Item | None) -> bool:
+    """Give agents what stands there now. False if that cannot be used: they have what they had."""
     name = key.removeprefix(CONFIG)
     if item is None:
         state.configs.drop(name)
-        return
+        return True
     try:
         values = dict(admin.GetConfigReply.FromString(item.value).settings)
     except DecodeError as error:
-        _left_out(key, str(error))
-        return
-    why = configs.fault(name, values)
+        why: str | None = str(error) or "these are no settings"
+    else:
+        why = configs.fault(name, values)
     if why is not None:
         _left_out(key, why)
-        return
+        return False
     _give(state, name, values, item.mod_revision)
+    return True
 
 
 def _give(state: State, name: str, values: dict[str, str], version: int) -> None:

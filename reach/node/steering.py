@@ -16,7 +16,7 @@ from reach.core.selector import Selector, SelectorError, parse_selector
 from reach.core.state import State
 from reach.core.watching import Watcher
 from reach.node.operations import Operations
-from reach.node.policies import Policies
+from reach.node.policies import CONFIG, VERSIONS, Policies
 
 WATCHERS_MAX = 1_000
 
@@ -58,6 +58,7 @@ class Steering(Operations):
                 reply.preferred = policy.shares[0][0]
             else:
                 reply.weights.update(policy.shares)
+        reply.version = self._to_replace(f"{VERSIONS}{env}/{agent_type}", reply.version)
         return registry.GetVersionPolicyReply(policy=reply)
 
     # ---- agents' settings ----
@@ -75,7 +76,11 @@ class Steering(Operations):
         if why is not None:
             raise MeshFailure(failure(codes.INVALID_ENVELOPE, why))
         settings = self._state.configs.get(request.name)
-        return admin.GetConfigReply(settings=settings.values, version=settings.version)
+        version = self._to_replace(CONFIG + request.name, settings.version)
+        return admin.GetConfigReply(settings=settings.values, version=version)
+
+    def _to_replace(self, key: str, known: int) -> int:
+        return known if self.policies is None else self.policies.version_of(key, known)
 
     @property
     def _policies(self) -> Policies:

@@ -154,6 +154,50 @@ async def test_what_is_put_or_deleted_by_hand_is_followed_and_rubbish_is_left_ou
             await version_on(node, "echo", 0)
 
 
+async def test_what_cannot_be_read_is_shown_with_its_version_and_replaced_with_that(
+    etcd: EtcdCluster, store: EtcdStore
+) -> None:
+    async with nodes(etcd, store) as (leader, other), asyncio.timeout(LIMIT_S):
+        async with AdminClient([leader.grpc_address]) as client:
+            kept = await client.set_config("agents", {"model": "large"})
+        await store.txn([], [Put("config/agents", b"\xff\xff"), Put("versions/production/echo", b"\xff\xff")])
+        rubbish = await store.revision()
+        assert rubbish > kept
+        for node in (leader, other):
+            await shown(node, rubbish)
+        async with AdminClient([other.grpc_address]) as client:
+            assert (await client.get_config("agents")).settings == {"model": "large"}
+            version = await client.set_config("agents", {"model": "small"}, rubbish)
+            there = await client.get_config("agents")
+            assert (there.version, there.settings) == (version, {"model": "small"})
+            policy = registry.VersionPolicy(agent_type="echo", preferred="2", version=rubbish)
+            version = (await client.set_version_policy(policy)).version
+        for node in (leader, other):
+            await version_on(node, "echo", version)
+        await store.txn([], [Put("versions/production/echo", b"\xff\xff"), Delete("config/agents")])
+        rubbish = await store.revision()
+        async with AdminClient([leader.grpc_address]) as client:
+
+            async def gone() -> bool:
+                version = (await client.get_version_policy("echo")).version
+                return version == rubbish and not (await client.get_config("agents")).version
+
+            await eventually(gone, "neither is in force any more")
+            await client.set_version_policy(registry.VersionPolicy(agent_type="echo", version=rubbish))
+            assert await store.get("versions/production/echo") is None
+
+
+async def shown(node: Node, version: int) -> None:
+    """Wait until a node says that the policy of echo and the settings of all have this version."""
+    async with AdminClient([node.grpc_address]) as client:
+
+        async def so() -> bool:
+            policy = await client.get_version_policy("echo")
+            return (await client.get_config("agents")).version == policy.version == version
+
+        await eventually(so, f"version {version} is shown")
+
+
 async def test_who_watches_at_one_node_is_told_of_the_agents_of_all(etcd: EtcdCluster, store: EtcdStore) -> None:
     async with nodes(etcd, store) as (leader, other), asyncio.timeout(LIMIT_S):
         watch = other.engine.watch_agents(registry.WatchAgentsRequest(), ANYBODY)
