@@ -32,7 +32,6 @@ from reach.core.selector import Aliases
 from reach.core.stats import Stats
 from reach.core.topics import Topics
 from reach.core.trace import TraceBook
-from reach.core.unstored import Unstored
 from reach.core.waitqueue import WaitQueues
 from reach.core.wants import Granted, Wants
 from reach.core.writing import origin_fields
@@ -62,7 +61,6 @@ if TYPE_CHECKING:
         | Fence
         | Granted
         | Balance
-        | Unstored
     )
     """What has a timer besides requests."""
 
@@ -155,8 +153,7 @@ class State:
         """Sessions whose owner is attached here, by the key of their pin."""
         self.lanes_ready: deque[Lane] = deque()
         self.snapshots_held = 0
-        """Bytes of sessions' states that are being stored, or to be stored as soon as that can be done."""
-        self.unstored = Unstored()
+        """Bytes of sessions' states that are being stored."""
 
     def _ask_for_nothing(self) -> None:
         """What a step leaves for its end."""
