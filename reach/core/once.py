@@ -192,7 +192,7 @@ def _ask(state: State, inquiry: Inquiry) -> None:
         attachment = agent.link
         assert isinstance(attachment, Attachment)
         process = (agent.agent_id, agent.incarnation)
-        if attachment.remote and not attachment.peer.connected:
+        if attachment.remote and not _answers_for(attachment):
             inquiry.orphans.add(process)
             continue
         inquiry.orphans.discard(process)
@@ -207,6 +207,14 @@ def _ask(state: State, inquiry: Inquiry) -> None:
         inquiry.timer = state.checks.schedule(inquiry, state.now + ROUND_S)
     else:
         _all_said(state, inquiry)
+
+
+def _answers_for(attachment: Attachment) -> bool:
+    """Whether an agent's home can be asked, and says that it has it: its key alone is of before, or of soon."""
+    node, agent = attachment.peer, attachment.agent
+    assert isinstance(node, nodes.NodePeer)
+    load = node.told.get((agent.tenant, agent.env, agent.agent_id))
+    return node.connected and load is not None and load.incarnation == agent.incarnation
 
 
 def told(state: State, peer: object, found: Found) -> None:

@@ -164,3 +164,32 @@ def test_a_stream_loses_no_item_when_its_agent_is_registered_again_at_the_node_w
     agent.answer(message, "end")
     texts = [reply.payload.text for reply in caller.replies_to(message)]
     assert texts == [*(f"item {number}" for number in range(5)), "end"]
+
+
+def test_an_agent_whose_home_does_not_say_yet_that_it_is_there_cannot_be_asked_yet() -> None:
+    """Its key names a node that has not taken it in so far, or was started anew: that one answers for nobody."""
+    cores = Cores(3)
+    first, entry, other = cores.nodes
+    agent = first.agent("echo/1")
+    name = message_owned_by(entry, entry)
+    first.caller().request("same", message_id=name, timeout_ms=20_000)
+    assert agent.has(name)
+    idle = entry.agent("echo/2")
+    seen = entry.attachment("echo/1").agent.to_record()
+    cores.kill(first)
+    for core in (entry, other):
+        core.state.nodes[first.node_id].dead = True
+    seen.node_id = other.node_id
+    with entry.step() as state:
+        remote.agent_seen(state, seen, cores.revision + 1_000)
+    again = entry.caller("again")
+    again.request("same", message_id=name, fresh=False, timeout_ms=20_000)
+    cores.advance(2.0)
+    assert not idle.has(name)
+    process = other.process("echo-1")
+    process.incarnation, process.requests, process.running = agent.incarnation, agent.requests, agent.running
+    process.connect(*agent.agents.values())
+    cores.advance(2.0)
+    process.answer(name, "once")
+    assert again.text_of(name) == "once"
+    assert not idle.has(name)
