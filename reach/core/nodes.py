@@ -89,6 +89,12 @@ class NodePeer(Peer):
         self.why_down = "not linked yet"
 
 
+    @property
+    def is_registered(self) -> bool:
+        """Whether it may live though it is not linked: its key stands, and its address does not refuse."""
+        return bool(self.address) and not self.dead
+
+
 def of(state: State, node_id: str) -> NodePeer:
     """The node of this id, made if it is the first that is heard of it."""
     node = state.nodes.get(node_id)
@@ -129,7 +135,8 @@ def refusal(state: State, message: pb.NodeHello) -> str:
     if known is None and len(state.nodes) >= NODES_MAX:
         return f"node {own} knows {len(state.nodes)} other nodes, as many as it may"
     registered = known is not None and known.address and known.record.incarnation == message.incarnation
-    if not registered and lookups.age_s(state) <= lookups.OLD_S:
+    linked_before = known is not None and known.incarnation == message.incarnation  # and has lost its registry since
+    if not registered and not linked_before and lookups.age_s(state) <= lookups.OLD_S:
         return f"node {message.node_id} is not registered (yet), or it is another start of it that is"
     return ""
 
@@ -229,7 +236,7 @@ def _check_at(state: State, node: NodePeer, when: float) -> None:
 
 
 def on_timer(state: State, node: NodePeer) -> None:
-    """Judge the link: not back in time, or silent."""
+    """Judge the link: silent, or not back in time; a node whose key stands is not lost, though nobody hears of it."""
     node.timer = None
     now = state.now
     if node.connected:
@@ -243,6 +250,9 @@ def on_timer(state: State, node: NodePeer) -> None:
         return
     if now < node.cut_at + state.rules.resume_window_s:
         _check_at(state, node, node.cut_at + state.rules.resume_window_s)
+        return
+    if node.is_registered:
+        _check_at(state, node, now + state.rules.resume_window_s)
         return
     visiting.entry_lost(state, node, "its node's link did not come back")
     state.interests.forget(node)
@@ -293,5 +303,4 @@ def said_goodbye(state: State, node: NodePeer, message: pb.Goodbye) -> None:
     cut(state, node, f"it said goodbye: {name} {message.reason[:100]}".rstrip())
     node.token = b""
     if message.code == pb.Goodbye.SHUTDOWN:
-        visiting.entry_lost(state, node, "its node has left")
-        remote.given_up(state, node, "its node has left")
+        remote.given_up(state, node, "its node has left")  # its callers may come by another node, for the same messages

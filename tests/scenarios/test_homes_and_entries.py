@@ -69,14 +69,17 @@ def test_what_an_entry_that_does_not_come_back_had_asked_for_is_cancelled_after_
     home.assert_settled()
 
 
-def test_what_an_entry_that_leaves_had_asked_for_is_cancelled_at_once() -> None:
+def test_what_an_entry_that_left_had_asked_for_is_cancelled_when_its_callers_have_not_come_by_another_node() -> None:
     cores = Cores(2)
     entry, home = cores.nodes
     agent, caller = home.agent("echo/1"), entry.caller()
     message = caller.request(timeout_ms=60_000)
     with home.step() as state:
         nodes.said_goodbye(state, state.nodes[entry.node_id], Goodbye(code=Goodbye.SHUTDOWN))
-    home.pump_alone()
+        remote.node_gone(state, entry.node_id)
+    home.advance_alone(9.0)
+    assert not agent.cancels
+    home.advance_alone(2.0)
     assert [cancel.correlation_id for cancel in agent.cancels] == [message]
 
 

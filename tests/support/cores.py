@@ -115,8 +115,11 @@ class Cores:
         self.pump()
 
     def kill(self, core: NodeCore) -> None:
-        """A node is gone, without a word to anybody."""
+        """A node is gone, without a word to anybody; its machine refuses whoever dials it."""
         core.alive = False
+        for other in self.nodes:
+            if other is not core and (peer := other.state.nodes.get(core.node_id)) is not None:
+                peer.dead = True
         for other in self.nodes:
             if other is not core and other.alive:
                 self.cut(other, core)
