@@ -95,6 +95,7 @@ class StoreSnapshot:
     epoch: int
     turn: int
     data: bytes
+    ownerless_since: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

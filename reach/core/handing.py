@@ -10,6 +10,7 @@ from agentreach.v1.error_pb2 import Error
 from agentreach.v1.frame_pb2 import Signal
 from agentreach.wire.errors import failure
 from agentreach.wire.names import shown
+from reach.core.moving import Step
 from reach.core.requests import Attachment
 
 if TYPE_CHECKING:
@@ -69,3 +70,13 @@ def cut(lane: Lane) -> Error:
     name = owner.agent.agent_id if owner is not None else ""
     text = f"session {shown(lane.key[3])} moves away from {name}, and the time for its running turn is over"
     return failure(codes.AGENT_LOST, text, may_have_executed=True, agent_id=name)
+
+
+def say_again(state: State, lane: Lane) -> None:
+    """The owner's link began anew, and what it was told may be lost."""
+    move, owner = lane.move, lane.owner
+    if move is not None and owner is not None:
+        if move.step is Step.RELEASING:
+            ask_for(state, lane, owner)
+        elif move.step is Step.RESTORING:
+            give(state, lane, move.content)

@@ -14,7 +14,7 @@ from agentreach.v1.error_pb2 import Error
 from agentreach.v1.frame_pb2 import Signal
 from agentreach.wire.errors import failure
 from agentreach.wire.names import shown
-from reach.core import departures, moves, owners
+from reach.core import departures, handing, moves, owners
 from reach.core.agents import DRAINING
 from reach.core.moving import KEEPS
 
@@ -120,7 +120,7 @@ def again(state: State, attachment: Attachment) -> None:
     """Its link began anew, and what was said on the former one may be lost: say it again."""
     for lane in list(attachment.pinned):
         if lane.move is not None:
-            moves.say_again(state, lane)
+            handing.say_again(state, lane)
 
 
 def release(state: State, lane: Lane) -> Error | None:

@@ -40,6 +40,7 @@ from reach.core import (
     rebalance,
     replies,
     returning,
+    unstored,
     visiting,
     waiters,
     waiting,
@@ -55,6 +56,7 @@ from reach.core.peers import Peer
 from reach.core.rebalance import Balance
 from reach.core.requests import Attachment, Request, Stage
 from reach.core.topics import Publishing
+from reach.core.unstored import Unstored
 from reach.core.wants import Granted
 
 if TYPE_CHECKING:
@@ -191,6 +193,8 @@ def _check(state: State, item: Checked) -> None:
             loads.on_timer(state, item)
         case Drain():
             drains.on_timer(state, item)
+        case Unstored():
+            unstored.on_timer(state, item)
 
 
 def next_tick_at(state: State) -> float | None:

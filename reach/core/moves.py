@@ -21,7 +21,7 @@ from agentreach.v1 import error_pb2 as codes
 from agentreach.v1 import frame_pb2 as frames
 from agentreach.wire.errors import clean
 from agentreach.wire.limits import SNAPSHOT_BYTES_MAX
-from reach.core import handing, homes, lanes, leaving, owners, settle
+from reach.core import handing, homes, lanes, leaving, owners, settle, unstored
 from reach.core.effects import LoadSnapshot, StoreSnapshot
 from reach.core.moving import CANDIDATES_MAX, HANDS_OVER, KEEPS, UNKNOWN, Move, Step
 from reach.core.requests import Attachment, Stage
@@ -107,9 +107,11 @@ def snapshot(state: State, peer: Peer, message: frames.SessionSnapshot) -> None:
         assert move is not None
         move.content, move.turn = data, message.turn
         _store_moved(state, lane, move)
-    elif state.snapshots_held + size > HELD_BYTES_MAX:
+    elif state.snapshots_held - unstored.size_of(state, lane) + size > HELD_BYTES_MAX:
         state.stats.moves["dropped"] += 1
+        state.log("warning", "checkpoint dropped: too many are to be stored", agent=attachment.agent.agent_id)
     else:
+        unstored.forget(state, lane, message.turn)
         _store(state, lane, attachment, message.turn, data)
 
 
@@ -139,6 +141,7 @@ def stored(state: State, effect: StoreSnapshot, reference: str, why: str) -> Non
     state.snapshots_held -= len(effect.data)
     if reference and effect.epoch == lane.epoch and effect.turn >= lane.turn:
         lane.turn, lane.snapshot = effect.turn, reference
+        unstored.stored(state, lane, effect.turn)
     if move is not None and move.step is Step.STORING and effect.data is move.content:
         if reference:
             _let_go(state, lane, move)
@@ -146,7 +149,9 @@ def stored(state: State, effect: StoreSnapshot, reference: str, why: str) -> Non
             _not_stored(state, lane, move, why)
         return
     if not reference:
-        state.log("warning", "checkpoint not stored", agent=effect.attachment.agent.agent_id, why=why)
+        unstored.keep(state, effect, why)
+    else:
+        unstored.was_stored(state, effect)
     state.lanes_ready.append(lane)
 
 
@@ -301,16 +306,6 @@ def ready(state: State, peer: Peer, message: frames.SessionReady) -> None:
     _end(state, lane)
 
 
-def say_again(state: State, lane: Lane) -> None:
-    """The owner's link began anew, and what it was told may be lost."""
-    move, owner = lane.move, lane.owner
-    if move is not None and owner is not None:
-        if move.step is Step.RELEASING:
-            handing.ask_for(state, lane, owner)
-        elif move.step is Step.RESTORING:
-            handing.give(state, lane, move.content)
-
-
 # ---- failures ----
 
 
@@ -337,12 +332,15 @@ def overdue(state: State, lane: Lane) -> None:
 
 def _not_released(state: State, lane: Lane, why: str) -> None:
     """The owner keeps its state: what was stored before counts, or the session stays where it is, or loses it."""
-    move, owner = lane.move, lane.owner
+    move, owner, kept = lane.move, lane.owner, state.unstored.kept.get(lane)
     assert move is not None and owner is not None
     if not leaving.leaves(owner):
         state.log("warning", "session not moved", agent=owner.agent.agent_id, why=why)
         state.stats.moves["kept"] += 1
         _end(state, lane)
+    elif kept is not None and move.step is Step.RELEASING:
+        move.content, move.turn = kept.data, kept.turn
+        _store_moved(state, lane, move)
     elif lane.snapshot:
         _let_go(state, lane, move)
     else:
@@ -369,7 +367,7 @@ def owner_gone(state: State, lane: Lane, attachment: Attachment) -> None:
         owners.give_up(state, lane)
         _end(state, lane)
     elif move.step is Step.STORING:
-        if not lane.storing:
+        if lane.storing <= (lane in state.unstored.kept):
             _lost(state, lane, "its state could not be stored before its owner left")
     else:
         move.failed.add(attachment.agent.agent_id)
@@ -380,6 +378,7 @@ def _lost(state: State, lane: Lane, why: str) -> None:
     """The state is gone: the next message gets a new owner, and is told so."""
     move, name = lane.move, lane.owner_id[0]
     assert move is not None
+    unstored.forget(state, lane)
     owners.give_up(state, lane)
     lane.turn, lane.snapshot, lane.forsaken = 0, "", True
     state.stats.moves["lost"] += 1

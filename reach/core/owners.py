@@ -310,7 +310,7 @@ def give_up(state: State, lane: lanes.Lane) -> None:
     at_home = lane.home in ("", state.rules.node_id)
     disown(state, lane)
     lane.broken = True
-    if state.nodes and at_home:
+    if state.nodes and at_home and not lane.storing:  # else once its newest state is stored
         state.effects.append(VoidPin(lane, lane.epoch))
 
 

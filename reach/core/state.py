@@ -32,6 +32,7 @@ from reach.core.selector import Aliases
 from reach.core.stats import Stats
 from reach.core.topics import Topics
 from reach.core.trace import TraceBook
+from reach.core.unstored import Unstored
 from reach.core.waitqueue import WaitQueues
 from reach.core.wants import Granted, Wants
 from reach.core.writing import origin_fields
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
         | Fence
         | Granted
         | Balance
+        | Unstored
     )
     """What has a timer besides requests."""
 
@@ -153,7 +155,8 @@ class State:
         """Sessions whose owner is attached here, by the key of their pin."""
         self.lanes_ready: deque[Lane] = deque()
         self.snapshots_held = 0
-        """Bytes of sessions' states that are being stored."""
+        """Bytes of sessions' states that are being stored, or to be stored as soon as that can be done."""
+        self.unstored = Unstored()
 
     def _ask_for_nothing(self) -> None:
         """What a step leaves for its end."""

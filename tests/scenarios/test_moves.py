@@ -16,7 +16,7 @@ from agentreach.v1 import frame_pb2 as frames
 from agentreach.v1.frame_pb2 import Signal
 from agentreach.v1.registry_pb2 import DRAINING
 from agentreach.wire import limits
-from reach.core import drains, leaving, moves
+from reach.core import drains, leaving, moves, unstored
 from reach.core.lanes import Lane
 from reach.core.moving import CANDIDATES_MAX, Step
 from tests.support.core import CoreMesh, Process
@@ -421,6 +421,67 @@ class TestStepsThatFail:
         message = ask(core, caller)
         other.handle_all()
         assert caller.reply_to(message).epoch == held.epoch + 10
+        core.assert_settled()
+
+    def test_a_checkpoint_that_could_not_be_stored_is_tried_again_and_the_newest_counts(self) -> None:
+        core = CoreMesh()
+        found, caller = keepers(core, 2), core.caller()
+        owner, (other,), first = begin(core, caller, found)
+        owner.checkpoint()
+        core.snapshots_up = False
+        told = [first]
+        for _ in range(3):
+            told.append(ask(core, caller))
+            owner.handle_all()
+            owner.checkpoint()
+        core.advance(5)
+        assert len(core.state.unstored.kept) == 1 and lane_of(core).turn == 1
+        core.snapshots_up = True
+        core.advance(1.5)
+        assert lane_of(core).turn == 4 and not core.state.unstored.kept and not core.state.snapshots_held
+        owner.process.leave()
+        message = ask(core, caller)
+        other.handle_all()
+        assert caller.reply_to(message).session_event == pb.MOVED and notes_of(caller, message) == [*told, message]
+        core.assert_settled()
+
+    def test_nobody_takes_over_an_older_state_while_a_newer_one_is_to_be_stored(self) -> None:
+        core = CoreMesh()
+        found, caller = keepers(core, 2), core.caller()
+        owner, (other,), first = begin(core, caller, found)
+        owner.checkpoint()
+        core.snapshots_up = False
+        second = ask(core, caller)
+        owner.handle_all()
+        owner.checkpoint()
+        owner.process.leave()
+        early = ask(core, caller)
+        core.advance(2)
+        assert caller.error_of(early).code == codes.REGISTRY_UNAVAILABLE and not other.process.requests
+        core.snapshots_up = True
+        message = ask(core, caller)
+        core.advance(2)
+        other.handle_all()
+        assert caller.reply_to(message).session_event == pb.MOVED
+        assert notes_of(caller, message) == [first, second, message]
+        core.assert_settled()
+
+    def test_a_state_that_can_never_be_stored_is_lost_and_no_older_one_passes_for_it(self) -> None:
+        core = CoreMesh()
+        found, caller = keepers(core, 2), core.caller()
+        owner, (other,), _first = begin(core, caller, found)
+        owner.checkpoint()
+        core.snapshots_up = False
+        ask(core, caller)
+        owner.handle_all()
+        owner.checkpoint()
+        owner.process.leave()
+        core.advance(unstored.OWNERLESS_S + 3)
+        assert not core.state.unstored.kept
+        core.snapshots_up = True
+        message = ask(core, caller)
+        other.handle_all()
+        assert caller.reply_to(message).session_event == pb.LOST and notes_of(caller, message) == [message]
         core.assert_settled()
 
     def test_when_the_registry_is_away_what_is_stored_waits_for_it(self) -> None:
