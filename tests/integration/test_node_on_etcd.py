@@ -604,7 +604,7 @@ class TestSessions:
     async def test_a_session_whose_owner_is_dead_gets_another_under_a_greater_epoch_and_is_told(
         self, etcd: EtcdCluster, store: EtcdStore
     ) -> None:
-        async with start_node(**on(etcd, store)) as node, connect(node.grpc) as mesh:
+        async with start_node(**on(etcd, store, node_id="node-1")) as node, connect(node.grpc) as mesh:
             with agent_process(node.grpc, "--type", "chat") as first:
                 await registered(store, "chat")
                 await usable(mesh, "chat")
