@@ -52,7 +52,9 @@ def _refused(state: State, request: Request, attachment: Attachment, why: Error)
         remote.set_status(state, attachment, UNREACHABLE)
     elif why.code == codes.SHUTTING_DOWN:
         remote.set_status(state, attachment, DRAINING)
-    if request.tied:  # it may have run at this process: wait for where that is now, like after a cut
+    item = request.item
+    if request.tied or (item is not None and item.doubtful):
+        request.tied = True  # it may have run at this process: wait for where that is now, like after a cut
         request.lost_at = request.lost_at or state.now
         request.forgotten = True
         deadlines.reschedule(state, request)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from agentreach.v1 import error_pb2 as codes
-from reach.core import remote
+from agentreach.v1.frame_pb2 import AttemptState
+from agentreach.wire.errors import failure
+from reach.core import refusals, remote
 from tests.scenarios.test_once_over_nodes import message_owned_by
 from tests.support.cores import Cores
 
@@ -193,3 +195,28 @@ def test_an_agent_whose_home_does_not_say_yet_that_it_is_there_cannot_be_asked_y
     process.answer(name, "once")
     assert again.text_of(name) == "once"
     assert not idle.has(name)
+
+
+@pytest.mark.parametrize("session_id", ["", "s"])
+def test_what_a_home_may_have_taken_before_it_was_started_anew_is_not_given_to_another_when_it_refuses_it(
+    session_id: str,
+) -> None:
+    """It was sent and not acknowledged: the link sends it again to the home's next life, which knows no such agent."""
+    cores = Cores(3)
+    entry, home, other = cores.nodes
+    entry.pins = home.pins = other.pins
+    agent, caller = home.agent("chat/1"), entry.caller()
+    message = caller.request(agent_type="chat", session_id=session_id, timeout_ms=20_000)
+    assert agent.has(message)
+    idle = other.agent("chat/2")
+    (request,) = entry.attachment("chat/1").attempts.values()
+    assert request.item is not None
+    request.item.doubtful = True
+    with entry.step() as state:
+        refused = failure(codes.NO_ROUTE, "chat/1 is not attached")
+        word = AttemptState(entry=request.entry, attempt=request.attempt, state=AttemptState.REFUSED, why=refused)
+        refusals.told(state, state.nodes[home.node_id], word)
+    cores.advance(3.0)
+    assert not idle.has(message)
+    agent.answer(message, "once")
+    assert caller.text_of(message) == "once"
