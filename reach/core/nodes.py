@@ -88,7 +88,6 @@ class NodePeer(Peer):
         """Since when it is linked, or not."""
         self.why_down = "not linked yet"
 
-
     @property
     def is_registered(self) -> bool:
         """Whether it may live though it is not linked: its key stands, and its address does not refuse."""
