@@ -77,11 +77,33 @@ async def _admission(call: Any) -> None:
     raise Refused(code.name, details or "", code in _FATAL) from failure
 
 
+class _Over:
+    """Stands for the call of a stream that was closed."""
+
+    def cancel(self) -> None:
+        """There is nothing to end."""
+
+    def done(self) -> bool:
+        """It is over."""
+        return True
+
+    async def read(self) -> object:
+        """Nothing comes any more."""
+        return grpc.aio.EOF
+
+    async def write(self, _: bytes) -> None:
+        """Nothing goes any more."""
+        raise asyncio.InvalidStateError("the stream was closed")
+
+    async def done_writing(self) -> None:
+        """It is done."""
+
+
 class GrpcStream:
     """One Connect call."""
 
     def __init__(self, channel: grpc.aio.Channel, call: Any) -> None:
-        self._channel = channel
+        self._channel: grpc.aio.Channel | None = channel
         self._call = call
         self._why = ""
 
@@ -137,6 +159,11 @@ class GrpcStream:
         self._call.cancel()
 
     async def close(self) -> None:
-        """End the call if it runs, and the channel with it."""
+        """End the call if it runs, and the channel with it.
+
+        gRPC closes a channel's socket when nobody refers to the channel, not when it is told to; so nobody here does.
+        """
         self._call.cancel()
-        await self._channel.close()
+        channel, self._channel, self._call = self._channel, None, _Over()
+        if channel is not None:
+            await channel.close()
