@@ -145,9 +145,7 @@ def _open(state: State, port: NodePort, envelope: Envelope, key: MessageKey, lef
     request.node_made_id = True  # its outcome is its entry's to keep
     request.retriable = False
     if envelope.resent:
-        request.credit = (
-            credit.UNBOUNDED
-        )  # what the agent keeps comes all at once
+        request.credit = credit.UNBOUNDED  # what the agent keeps comes all at once
     return request
 
 

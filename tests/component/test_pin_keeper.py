@@ -1,4 +1,4 @@
-"""The keeper of pins beside a store that forgets: every pin of a session owned here stands again, and is nobody else's."""
+"""The keeper of pins beside a store that forgets: each pin of a session owned here stands again, and nobody else's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plays: the store has lost pins of sessions that live on. No session has two owners, and none loses its state for it."""
+"""Plays: the store has lost pins of sessions that live on. No session has two owners; none loses its state for it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_an_owner_whose_session_was_given_away_is_stopped_and_the_next_message_f
 
 
 def test_a_session_that_somebody_took_with_its_state_is_told_moved() -> None:
-    cores, old, new, first = played()
+    cores, _old, new, _first = played()
     home, other = cores.nodes
     caller = home.processes[-1]
     lane = lane_at(home)
@@ -73,7 +73,7 @@ def test_a_session_that_somebody_took_with_its_state_is_told_moved() -> None:
 
 
 def test_a_pin_of_a_store_that_was_restored_has_a_smaller_epoch_and_is_followed_all_the_same() -> None:
-    cores, old, new, first = played()
+    cores, _old, new, first = played()
     home, other = cores.nodes
     caller = home.processes[-1]
     lane = lane_at(home)
@@ -90,7 +90,7 @@ def test_a_pin_of_a_store_that_was_restored_has_a_smaller_epoch_and_is_followed_
 
 
 def test_a_move_that_is_under_way_ends_when_the_session_was_given_away() -> None:
-    cores, old, new, first = played()
+    cores, old, new, _first = played()
     home, other = cores.nodes
     caller = home.processes[-1]
     lane = lane_at(home)
@@ -111,7 +111,7 @@ def test_a_move_that_is_under_way_ends_when_the_session_was_given_away() -> None
 
 
 def test_news_of_an_epoch_that_is_over_changes_nothing() -> None:
-    cores, old, new, first = played()
+    cores, old, _new, first = played()
     home, other = cores.nodes
     caller = home.processes[-1]
     lane = lane_at(home)
@@ -128,7 +128,7 @@ def test_news_of_an_epoch_that_is_over_changes_nothing() -> None:
 
 
 def test_a_session_whose_pin_is_gone_when_it_is_looked_at_keeps_owner_epoch_and_state() -> None:
-    cores, old, new, first = played()
+    cores, old, _new, first = played()
     home, _ = cores.nodes
     caller = home.processes[-1]
     lane = lane_at(home)
