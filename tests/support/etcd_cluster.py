@@ -172,6 +172,11 @@ class WiredEtcd(EtcdCluster):
         answer = json.loads(await self.ctl("get", "--prefix", "--keys-only", "-w", "json", prefix))
         return {_text(item["key"]): int(item.get("lease", 0)) for item in answer.get("kvs", ())}
 
+    async def revisions_of(self, prefix: str) -> dict[str, int]:
+        """The keys that start so, each with the revision that wrote it last."""
+        answer = json.loads(await self.ctl("get", "--prefix", "--keys-only", "-w", "json", prefix))
+        return {_text(item["key"]): int(item["mod_revision"]) for item in answer.get("kvs", ())}
+
     async def revoke_lease(self, lease: int) -> None:
         """End a lease, as an operator does by mistake."""
         await self.ctl("lease", "revoke", f"{lease:x}")
