@@ -52,8 +52,10 @@ class FaultyStore(MemoryStore):
             raise Bug(self.faulty)
         return await super().txn(compares, then, otherwise)
 
-    async def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[Sequence[Change], None]:
-        async for changes in super().watch(prefix, from_revision):
+    async def watch(
+        self, prefix: str, from_revision: int, *, deletes_only: bool = False
+    ) -> AsyncGenerator[Sequence[Change], None]:
+        async for changes in super().watch(prefix, from_revision, deletes_only=deletes_only):
             if self.faulty == prefix:
                 raise Bug(prefix)
             yield changes

@@ -45,9 +45,9 @@ class Blind(MemoryStore):
             raise StoreUnavailable("no reads (test)")
         return await super().get(key)
 
-    async def watch(self, prefix: str, from_revision: int) -> Any:
+    async def watch(self, prefix: str, from_revision: int, *, deletes_only: bool = False) -> Any:
         """See `Store.watch`."""
-        async with contextlib.aclosing(super().watch(prefix, from_revision)) as batches:
+        async with contextlib.aclosing(super().watch(prefix, from_revision, deletes_only=deletes_only)) as batches:
             async for batch in batches:
                 if not (self.blind and prefix in (AGENTS, NODES)) or not batch:
                     yield batch

@@ -29,9 +29,11 @@ class DeafStore(MemoryStore):
         super().__init__()
         self.ends: asyncio.Queue[Exception] = asyncio.Queue()
 
-    async def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[Sequence[Change], None]:
+    async def watch(
+        self, prefix: str, from_revision: int, *, deletes_only: bool = False
+    ) -> AsyncGenerator[Sequence[Change], None]:
         if prefix != policies.VERSIONS:
-            async for changes in super().watch(prefix, from_revision):
+            async for changes in super().watch(prefix, from_revision, deletes_only=deletes_only):
                 yield changes
         else:
             raise await self.ends.get()

@@ -29,10 +29,12 @@ class LossyStore(MemoryStore):
     loses = False
     ends = False
 
-    async def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[Sequence[Change], None]:
+    async def watch(
+        self, prefix: str, from_revision: int, *, deletes_only: bool = False
+    ) -> AsyncGenerator[Sequence[Change], None]:
         """See `Store.watch`."""
         former: Sequence[Change] = ()
-        async with contextlib.aclosing(super().watch(prefix, from_revision)) as batches:
+        async with contextlib.aclosing(super().watch(prefix, from_revision, deletes_only=deletes_only)) as batches:
             async for batch in batches:
                 if self.ends:
                     self.ends = False
@@ -166,9 +168,11 @@ class LateStore(LossyStore):
         super().__init__()
         self.gate = asyncio.Event()
 
-    async def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[Sequence[Change], None]:
+    async def watch(
+        self, prefix: str, from_revision: int, *, deletes_only: bool = False
+    ) -> AsyncGenerator[Sequence[Change], None]:
         """See `Store.watch`."""
-        async with contextlib.aclosing(super().watch(prefix, from_revision)) as batches:
+        async with contextlib.aclosing(super().watch(prefix, from_revision, deletes_only=deletes_only)) as batches:
             async for batch in batches:
                 await self.gate.wait()
                 for change in batch:
