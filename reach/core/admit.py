@@ -215,13 +215,18 @@ def _shut_door(state: State, envelope: Envelope, parent: Lineage | None) -> Erro
     """Why this new request is not taken in now, or None. A node that leaves takes what its last requests need."""
     if state.draining and parent is None:
         return failure(codes.SHUTTING_DOWN, f"node {state.rules.node_id} is leaving: use another node")
-    if state.unsettled >= state.rules.requests_in_flight_max:
-        return failure(
-            codes.OVERLOADED,
-            f"node {state.rules.node_id} has {state.unsettled} requests in flight, its limit; try again later",
-            retry_after_ms=1000,
-        )
-    return None
+    return _full(state)
+
+
+def _full(state: State) -> Error | None:
+    """Why no further request can be entered in the books, or None."""
+    if state.unsettled < state.rules.requests_in_flight_max:
+        return None
+    return failure(
+        codes.OVERLOADED,
+        f"node {state.rules.node_id} has {state.unsettled} requests in flight, its limit; try again later",
+        retry_after_ms=1000,
+    )
 
 
 def _join(state: State, port: Port, envelope: Envelope, twin: Request, left_s: float, source: str) -> None:
@@ -278,6 +283,9 @@ def _replayed(state: State, port: Port, envelope: Envelope, key: MessageKey, lef
             attachment = route.incarnation(state, key, found.agent_id, found.incarnation)
             if attachment is None:
                 refuse(state, port, envelope, source, _result_gone(envelope.message_id, found.agent_id))
+                return True
+            if (fault := _full(state)) is not None:
+                refuse(state, port, envelope, source, fault)
                 return True
             state.stats.duplicates["replayed"] += 1
             request = open_request(state, port, envelope, key, left_s, waiters.peer_of(port), False)

@@ -80,7 +80,7 @@ class OwnKey:
             self._revision = 0  # whenever it goes, this node's own comes back
             if other.incarnation != self._namesake:
                 self._namesake = other.incarnation
-                log.error(
+                log.warning(  # one that leaves sees its successor here
                     "another node runs with this node's node_id: one of them must be given another",
                     node=self._node.node_id, address=other.address, incarnation=other.incarnation.hex(),
                 )  # fmt: skip
