@@ -130,6 +130,8 @@ def refusal(state: State, message: pb.NodeHello) -> str:
         return f"this is node {own}, not {message.to_node_id}"
     if message.node_id >= own:
         return f"node {own} dials node {message.node_id}, not the other way round"
+    if lookups.age_s(state) == float("inf"):
+        return f"node {own} is starting, and has not seen the registry yet"
     known = state.nodes.get(message.node_id)
     if known is None and len(state.nodes) >= NODES_MAX:
         return f"node {own} knows {len(state.nodes)} other nodes, as many as it may"
