@@ -461,3 +461,12 @@ def test_a_leaving_nodes_callers_may_come_by_another_node_so_nothing_of_theirs_i
     cores.cut(entry, home)
     cores.advance(5.0)
     assert agent.has(message) and not agent.cancels
+
+
+def test_a_node_that_has_not_seen_the_registry_welcomes_no_other() -> None:
+    cores = Cores(2)
+    dialler, core = cores.nodes
+    hello = nodes.hello_for(dialler.state, nodes.of(dialler.state, core.node_id))
+    with core.step() as state:
+        state.view_complete_at = float("-inf")  # as at its start
+    assert "has not seen the registry yet" in nodes.refusal(core.state, hello)
