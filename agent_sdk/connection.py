@@ -6,8 +6,9 @@ import asyncio
 import weakref
 from typing import Any
 
+from agent_sdk.errors import ConnectFailed
 from agent_sdk.link import MeshLink
-from agent_sdk.settings import Access, pem
+from agent_sdk.settings import Access
 from agentreach.aio.transport import Transport
 
 _Key = tuple[Any, ...]
@@ -35,13 +36,22 @@ def import_grpc() -> None:
 
 
 def transport_for(access: Access) -> Transport:
-    """The gRPC transport for these credentials. Raises `ConnectFailed` for TLS files that cannot be read."""
-    from agentreach.aio import grpc_transport  # after `settings.access`, see there
+    """The gRPC transport for these credentials. Raises `ConnectFailed` for TLS files that cannot be read now.
 
-    tls = access.tls
-    if tls is None:
+    They are read again at each dial, so that renewed certificates are used; one that is not readable then counts as a
+    failed dial.
+    """
+    from agentreach.aio import grpc_transport, tls  # after `settings.access`, see there
+
+    given = access.tls
+    if given is None:
         return grpc_transport.GrpcTransport()
-    return grpc_transport.GrpcTransport(grpc_transport.Tls(pem(tls.ca), pem(tls.cert), pem(tls.key)))
+    files = tls.TlsFiles(given.ca or "", given.cert or "", given.key or "")
+    try:
+        files.read()
+    except tls.TlsFileError as error:
+        raise ConnectFailed(str(error)) from error
+    return grpc_transport.GrpcTransport(files.read)
 
 
 def take(

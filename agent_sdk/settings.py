@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 from agent_sdk.errors import ConnectFailed
 from agentreach.aio import grpc_runtime
@@ -17,7 +16,10 @@ from agentreach.wire import addresses as wire
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Files of a TLS connection: `ca` verifies the node (None: the system's), `cert` and `key` show who we are."""
+    """Files of a TLS connection: `ca` verifies the node (None: the system's), `cert` and `key` show who we are.
+
+    They are read again whenever a node is dialled: put renewed ones in their place, and nothing needs a restart.
+    """
 
     ca: str | None = None
     cert: str | None = None
@@ -58,13 +60,3 @@ def addresses(url: str) -> tuple[str, ...]:
 def _tls_of_environment() -> Tls | None:
     ca, cert, key = (os.environ.get(f"REACH_CLIENT_TLS_{name}") or None for name in ("CA", "CERT", "KEY"))
     return Tls(ca, cert, key) if ca or cert or key else None
-
-
-def pem(path: str | None) -> bytes:
-    """A PEM file's content; empty for None. Raises `ConnectFailed` naming a file that cannot be read."""
-    if path is None:
-        return b""
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise ConnectFailed(f"cannot read the TLS file {path}: {error.strerror}") from error

@@ -10,6 +10,7 @@ import grpc
 from google.protobuf.message import Message
 
 from agentreach.aio.options import CLIENT_OPTIONS
+from agentreach.aio.tls import Credentials, TlsFileError, TlsFiles, explained
 from agentreach.v1 import admin_pb2 as admin
 from agentreach.v1 import registry_pb2 as registry
 from agentreach.v1.envelope_pb2 import Envelope
@@ -30,11 +31,17 @@ class AdminClient:
     Every call raises `MeshFailure` for what the node answered, `NodeUnreached` if none did within `limit_s`.
     """
 
-    def __init__(self, addresses: Sequence[str], *, limit_s: float = 5.0) -> None:
+    def __init__(
+        self, addresses: Sequence[str], *, limit_s: float = 4.0, api_key: str = "", tls: TlsFiles | None = None
+    ) -> None:
+        """`tls` None: in the clear."""
         self._addresses = list(addresses)
         self._limit_s = limit_s
+        self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
+        self._credentials = Credentials(tls.read) if tls is not None else None
         self._channel: grpc.aio.Channel | None = None
         self._at = 0
+        self._reasons: list[str] = []
 
     async def __aenter__(self) -> AdminClient:
         return self
@@ -141,27 +148,44 @@ class AdminClient:
 
     async def _call(self, method: str, request: Message, reply_type: type[M]) -> M:
         while True:
+            address = self._addresses[self._at]
             if self._channel is None:
-                self._channel = grpc.aio.insecure_channel(self._addresses[self._at], options=CLIENT_OPTIONS)
+                self._channel = self._dial(address)
             call = self._channel.unary_unary(
                 f"/agentreach.v1.{method}",
                 request_serializer=type(request).SerializeToString,
                 response_deserializer=reply_type.FromString,
             )
             try:
-                return await call(request, timeout=self._limit_s)
+                return await call(request, timeout=self._limit_s, metadata=self._metadata)
             except grpc.aio.AioRpcError as error:
                 refused = told(error)
                 if refused is not None:
                     raise refused from error
-                await self._give_up_address()
+                await self._give_up_address(address, error.details() or "")
 
-    async def _give_up_address(self) -> None:
+    def _dial(self, address: str) -> grpc.aio.Channel:
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+        try:
+            credentials, _ = self._credentials.current()
+        except TlsFileError as error:
+            raise NodeUnreached(str(error)) from error
+        return grpc.aio.secure_channel(address, credentials, options=CLIENT_OPTIONS)
+
+    async def _give_up_address(self, address: str, details: str) -> None:
+        tls = self._credentials.current()[1] if self._credentials is not None else None
+        reason = await explained(address, details, tls)
+        if reason != details:
+            self._reasons.append(f"{address}: {reason}")
         if self._channel is not None:
             await self._channel.close()
             self._channel = None
         self._at += 1
         if self._at >= len(self._addresses):
             self._at = 0
+            reasons, self._reasons = self._reasons, []
+            if reasons:
+                raise NodeUnreached(f"no node to talk to; {'; '.join(reasons)}")
             where = ", ".join(self._addresses)
             raise NodeUnreached(f"no node answers at {where}; start one with: reach serve")

@@ -61,9 +61,7 @@ def agents(
 
 
 async def _list(request: Any, url: str | None) -> list[AgentRecord]:
-    from reach.adapters.admin_client import AdminClient
-
-    async with AdminClient(targets.node_addresses(url)) as client:
+    async with targets.client(url) as client:
         return await client.list_agents(request)
 
 

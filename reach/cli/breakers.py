@@ -63,17 +63,14 @@ def reset(group_url: str | None, agent_id: str, env: str, url: str | None) -> No
 
 
 async def _list(limit: int, url: str | None) -> ListBreakersReply:
-    from reach.adapters.admin_client import AdminClient
-
-    async with AdminClient(targets.node_addresses(url)) as client:
+    async with targets.client(url) as client:
         return await client.list_breakers(limit)
 
 
 async def _reset(agent_id: str, env: str, url: str | None) -> None:
     from agentreach.v1.admin_pb2 import ResetBreakerRequest
-    from reach.adapters.admin_client import AdminClient
 
-    async with AdminClient(targets.node_addresses(url)) as client:
+    async with targets.client(url) as client:
         await client.reset_breaker(ResetBreakerRequest(agent_id=agent_id, env=env))
 
 

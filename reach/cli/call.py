@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from agent_sdk.errors import ReachError
 
 _TIMEOUT_S = 30.0
+_CONNECT_TIMEOUT_S = 4.0  # with the start of the process a person waits 5 s at most
 _JSON_BEGINS = ("{", "[", '"')
 
 
@@ -131,9 +132,12 @@ async def _send(
     from agent_sdk import connect
     from agent_sdk.errors import ConnectFailed, ReachError
 
+    way = targets.sdk_access()
     async with AsyncExitStack() as stack:
         try:
-            mesh = await stack.enter_async_context(connect(url, name="reach-call", env=env))
+            mesh = await stack.enter_async_context(
+                connect(url, name="reach-call", env=env, timeout=_CONNECT_TIMEOUT_S, **way)
+            )
         except ConnectFailed as error:
             raise Ended(error.message, Exit.NO_NODE) from error
         began = time.monotonic()

@@ -81,17 +81,13 @@ def set_(name: str, pairs: tuple[str, ...], unset: tuple[str, ...], url: str | N
 
 
 async def _get(name: str, url: str | None) -> GetConfigReply:
-    from reach.adapters.admin_client import AdminClient
-
-    async with AdminClient(targets.node_addresses(url)) as client:
+    async with targets.client(url) as client:
         return await client.get_config(name)
 
 
 async def _set(name: str, settings: dict[str, str], unset: tuple[str, ...], url: str | None) -> int:
     """What is there is read first, and replaced only if nobody changed it meanwhile."""
-    from reach.adapters.admin_client import AdminClient
-
-    async with AdminClient(targets.node_addresses(url)) as client:
+    async with targets.client(url) as client:
         there = await client.get_config(name)
         wanted = {**there.settings, **settings}
         for key in unset:

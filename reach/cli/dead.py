@@ -120,9 +120,7 @@ def redrive(message_id: str, wait: float | None, url: str | None, json_wanted: b
 
 
 async def _list(url: str | None, **asked: Any) -> ListDeadLettersReply:
-    from reach.adapters.admin_client import AdminClient
-
-    async with AdminClient(targets.node_addresses(url)) as client:
+    async with targets.client(url) as client:
         return await client.list_dead_letters(**asked)
 
 
@@ -130,9 +128,8 @@ async def _redrive(
     message_id: str, wait_s: float | None, url: str | None, how: dict[str, str]
 ) -> tuple[RedriveDeadLetterReply, str]:
     from agentreach.v1.admin_pb2 import RedriveDeadLetterRequest
-    from reach.adapters.admin_client import AdminClient
 
-    async with AdminClient(targets.node_addresses(url)) as client:
+    async with targets.client(url) as client:
         reply = await client.redrive_dead_letter(RedriveDeadLetterRequest(message_id=message_id, **how))
         give_up = time.monotonic() + (wait_s or 0.0)
         while wait_s is not None and time.monotonic() < give_up:

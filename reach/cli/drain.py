@@ -95,9 +95,7 @@ def drain(
 async def _drain(
     agent_id: str, node_id: str, url: str | None, no_wait: bool, how: dict[str, Any]
 ) -> tuple[_Begun, bool]:
-    from reach.adapters.admin_client import AdminClient
-
-    async with AdminClient(targets.node_addresses(url)) as client:
+    async with targets.client(url) as client:
         if agent_id:
             begun = await _agent(client, agent_id, **how)
         else:

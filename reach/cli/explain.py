@@ -53,9 +53,7 @@ def explain(
 
 
 async def _ask(envelope: Any, url: str | None) -> ExplainReply:
-    from reach.adapters.admin_client import AdminClient
-
-    async with AdminClient(targets.node_addresses(url)) as client:
+    async with targets.client(url) as client:
         return await client.explain(envelope)
 
 

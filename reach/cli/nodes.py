@@ -44,9 +44,7 @@ def nodes(url: str | None, json_wanted: bool) -> None:
 
 
 async def _list(url: str | None) -> ListNodesReply:
-    from reach.adapters.admin_client import AdminClient
-
-    async with AdminClient(targets.node_addresses(url)) as client:
+    async with targets.client(url) as client:
         return await client.list_nodes()
 
 

@@ -94,9 +94,7 @@ async def _rollout(
     url: str | None,
     json_wanted: bool,
 ) -> None:
-    from reach.adapters.admin_client import AdminClient
-
-    async with AdminClient(targets.node_addresses(url)) as client:
+    async with targets.client(url) as client:
         if prefer or weights or clear:
             await _set(client, agent_type, env, prefer, weights)
         elif drain:

@@ -84,16 +84,12 @@ def release(
 
 
 async def _list(request: ListSessionsRequest, url: str | None) -> ListSessionsReply:
-    from reach.adapters.admin_client import AdminClient
-
-    async with AdminClient(targets.node_addresses(url)) as client:
+    async with targets.client(url) as client:
         return await client.list_sessions(request)
 
 
 async def _release(request: ReleaseSessionRequest, url: str | None) -> ReleaseSessionReply:
-    from reach.adapters.admin_client import AdminClient
-
-    async with AdminClient(targets.node_addresses(url)) as client:
+    async with targets.client(url) as client:
         return await client.release_session(request)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -11,6 +12,7 @@ from agentreach.wire.addresses import DEFAULT_URL, addresses
 
 if TYPE_CHECKING:
     from agentreach.v1.envelope_pb2 import Target
+    from reach.adapters.admin_client import AdminClient
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -30,19 +32,75 @@ def _addresses(context: click.Context, parameter: click.Parameter, value: str | 
     return value
 
 
-url = click.option(
-    "--url",
-    metavar="HOST:PORT[,…]",
-    envvar="REACH_URL",
-    show_envvar=True,
-    callback=_addresses,
-    help="The node.  [default: 127.0.0.1:7070]",
-)
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How a command gets in: its key, and the files of its TLS connection."""
+
+    api_key: str = ""
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+
+    @property
+    def encrypted(self) -> bool:
+        """By TLS; without any file in the clear."""
+        return bool(self.ca or self.cert or self.key)
 
 
-def node_addresses(given: str | None) -> Sequence[str]:
-    """Addresses to try, in order."""
-    return addresses(given or DEFAULT_URL)
+def _keep(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    """Commands hand the node's address along, and none of them the ways to get in: `access` knows them."""
+    text = (value or "").strip()
+    if parameter.name == "api_key" and not (text.isascii() and (text.isprintable() or not text)):
+        raise click.BadParameter("it holds characters that no key has", context, parameter)
+    context.meta[f"reach.{parameter.name}"] = text
+
+
+_FILE: dict[str, Any] = {"metavar": "FILE", "show_envvar": True, "expose_value": False, "callback": _keep}
+_NODE = (
+    click.option("--url", metavar="HOST:PORT[,…]", envvar="REACH_URL", show_envvar=True, callback=_addresses,
+                 help="The node.  [default: 127.0.0.1:7070]"),
+    click.option("--api-key", "api_key", metavar="KEY", envvar="REACH_API_KEY", show_envvar=True, expose_value=False,
+                 callback=_keep, help="The key to get in with. Other users of this machine see options: prefer the "
+                 "variable."),
+    click.option("--tls-ca", "tls_ca", envvar="REACH_CLIENT_TLS_CA", **_FILE,
+                 help="Speak TLS, and check the node's certificate by the CAs in this file; 'system': those of this "
+                 "machine."),
+    click.option("--tls-cert", "tls_cert", envvar="REACH_CLIENT_TLS_CERT", **_FILE,
+                 help="The certificate to show to the node."),
+    click.option("--tls-key", "tls_key", envvar="REACH_CLIENT_TLS_KEY", **_FILE, help="That certificate's key."),
+)  # fmt: skip
+
+
+def url(function: F) -> F:
+    """The options that name a node and say how to get in; the function gets `url`, `access` knows the rest."""
+    for option in reversed(_NODE):
+        function = option(function)
+    return function
+
+
+def access() -> Access:
+    """How the running command gets in."""
+    known = click.get_current_context().meta
+    return Access(*(known.get(f"reach.{name}", "") for name in ("api_key", "tls_ca", "tls_cert", "tls_key")))
+
+
+def client(given: str | None) -> AdminClient:
+    """A client of the node at `--url`, with the key and the TLS files of the running command."""
+    from agentreach.aio.tls import TlsFiles
+    from reach.adapters.admin_client import AdminClient
+
+    way = access()
+    tls = TlsFiles(way.ca, way.cert, way.key) if way.encrypted else None
+    return AdminClient(addresses(given or DEFAULT_URL), api_key=way.api_key, tls=tls)
+
+
+def sdk_access() -> dict[str, Any]:
+    """The same for `agent_sdk.connect` and `Agent`, as their arguments."""
+    from agent_sdk import Tls
+
+    way = access()
+    tls = Tls(way.ca or None, way.cert or None, way.key or None) if way.encrypted else None
+    return {"api_key": way.api_key, "tls": tls}
 
 
 def _not_empty(context: click.Context, option: click.Parameter, value: str | None) -> str | None:

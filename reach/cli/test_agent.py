@@ -74,6 +74,7 @@ def test_agent(
             env=env,
             description="reach test-agent: echoes",
             url=url,
+            **targets.sdk_access(),
         )
     except ValueError as error:
         raise click.UsageError(str(error)) from error

@@ -51,9 +51,7 @@ def trace(trace_id: str, url: str | None, json_wanted: bool) -> None:
 
 
 async def _ask(trace_id: str, url: str | None) -> GetTraceReply:
-    from reach.adapters.admin_client import AdminClient
-
-    async with AdminClient(targets.node_addresses(url)) as client:
+    async with targets.client(url) as client:
         return await client.get_trace(trace_id)
 
 

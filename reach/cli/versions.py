@@ -94,9 +94,7 @@ def show(seen: Seen) -> None:
 
 
 async def _look(agent_type: str, env: str, url: str | None) -> Seen:
-    from reach.adapters.admin_client import AdminClient
-
-    async with AdminClient(targets.node_addresses(url)) as client:
+    async with targets.client(url) as client:
         return await look(client, agent_type, env)
 
 

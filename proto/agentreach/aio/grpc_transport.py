@@ -6,14 +6,15 @@ One channel a stream: a channel that failed keeps its own back-off, which would 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
 import grpc.aio
 
 from agentreach.aio.options import CLIENT_OPTIONS
+from agentreach.aio.tls import Credentials, Tls, TlsFileError, explained
 from agentreach.aio.transport import Refused, StreamBroken
 
 CONNECT_PATH = "/agentreach.v1.MeshService/Connect"
@@ -22,43 +23,56 @@ LINK_PATH = "/agentreach.v1.PeerService/Link"
 _FATAL = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
 
 
-@dataclass(frozen=True, slots=True)
-class Tls:
-    """PEM bytes of a TLS channel. An empty `ca` means the system's roots; `cert` and `key` go together."""
-
-    ca: bytes = b""
-    cert: bytes = b""
-    key: bytes = b""
-
-
 class GrpcTransport:
     """Dials nodes by gRPC; with `tls` None in the clear."""
 
-    def __init__(self, tls: Tls | None = None, *, path: str = CONNECT_PATH) -> None:
-        """`path` is the method that opens a stream."""
+    def __init__(self, tls: Callable[[], Tls] | None = None, *, path: str = CONNECT_PATH) -> None:
+        """`tls` is asked at each dial and may raise `TlsFileError`; `path` is the method that opens a stream."""
         self._path = path
-        self._credentials = (
-            grpc.ssl_channel_credentials(tls.ca or None, tls.key or None, tls.cert or None) if tls else None
-        )
+        self._credentials = Credentials(tls) if tls is not None else None
+        self._open: weakref.WeakSet[GrpcStream] = weakref.WeakSet()
 
     async def open(self, address: str, metadata: Sequence[tuple[str, str]]) -> GrpcStream:
         """Open a stream; the node's initial metadata says that it is admitted."""
         options = list(CLIENT_OPTIONS)
+        tls: Tls | None = None
         if self._credentials is None:
             channel = grpc.aio.insecure_channel(address, options=options)
         else:
-            channel = grpc.aio.secure_channel(address, self._credentials, options=options)
+            try:
+                credentials, tls = self._credentials.current()
+            except TlsFileError as wrong:
+                raise Refused("TLS", str(wrong), False) from wrong
+            channel = grpc.aio.secure_channel(address, credentials, options=options)
         admitted = False
         try:
             call: Any = channel.stream_stream(self._path)(metadata=tuple(metadata))
             await _admission(call)
             admitted = True
-            return GrpcStream(channel, call)
+            stream = GrpcStream(channel, call, tls)
+            self._open.add(stream)
+            return stream
         except (ValueError, TypeError) as wrong:  # header values that gRPC does not take
             raise Refused("INVALID_ARGUMENT", str(wrong), True) from wrong
+        except Refused as refused:
+            if refused.code == grpc.StatusCode.UNAVAILABLE.name:
+                refused = Refused(refused.code, await explained(address, refused.details, tls), refused.fatal)
+            raise refused from None
         finally:
             if not admitted:
                 await channel.close()
+
+    def trust_anew(self) -> None:
+        """Other certificates are trusted now: end the streams that were opened when others were.
+
+        Who still is trusted is let in again by the next dial.
+        """
+        if self._credentials is None:
+            return
+        _, now = self._credentials.current()
+        for stream in list(self._open):
+            if stream.tls is not None and stream.tls.ca != now.ca:
+                stream.cancel()
 
 
 async def _admission(call: Any) -> None:
@@ -102,7 +116,9 @@ class _Over:
 class GrpcStream:
     """One Connect call."""
 
-    def __init__(self, channel: grpc.aio.Channel, call: Any) -> None:
+    def __init__(self, channel: grpc.aio.Channel, call: Any, tls: Tls | None = None) -> None:
+        self.tls = tls
+        """By what it was opened; None: in the clear."""
         self._channel: grpc.aio.Channel | None = channel
         self._call = call
         self._why = ""
