@@ -3,28 +3,40 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# Only what requirements/*.txt name, and only if its hash is the one there; `make lock` writes them. What comes as source
+# is built by what build.txt has put into the same environment: else pip would fetch a builder that nobody locked.
+PIP    := -m pip install --quiet --disable-pip-version-check --no-build-isolation --use-pep517
+LOCKED := $(PIP) --require-hashes -r
+# An environment of its own for what works on the project from outside.
+TOOLS  := build/tools
 
 # The compiled copy, if today's sources have one.
 FAST   := PYTHONPATH="$$($(BIN)/python tools/compiled.py --path)"
 
-.PHONY: help setup run cluster fast test check bench sim fuzz soak docs proto fmt clean
+.PHONY: help setup run cluster fast test check bench sim fuzz soak docs proto lock audit sbom fmt clean
 
 help:            ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
 
 setup: $(STAMP)  ## make .venv with everything in it
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml requirements/build.txt requirements/dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || test -x $(BIN)/python || \
 		{ echo "Python 3.11 or newer is needed: make PYTHON=python3.11 …"; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	@echo "installing Agent-Reach and its tools into $(VENV) (half a minute) …"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group dev
+	@$(BIN)/python $(LOCKED) requirements/build.txt
+	@$(BIN)/python $(LOCKED) requirements/dev.txt
+	@$(BIN)/python $(PIP) --no-deps --editable .
 	@touch $@
 
-$(VENV)/.bench: $(STAMP)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group bench
+$(VENV)/.bench: $(STAMP) requirements/bench.txt
+	@$(BIN)/python $(LOCKED) requirements/bench.txt
+	@touch $@
+
+$(TOOLS)/.installed: requirements/tools.txt
+	@test -x $(TOOLS)/bin/python || $(PYTHON) -m venv $(TOOLS)
+	@$(TOOLS)/bin/python $(LOCKED) requirements/tools.txt
 	@touch $@
 
 run: $(STAMP)    ## a node with demo agents, calls you can watch; Ctrl-C ends it
@@ -54,8 +66,8 @@ bench: $(VENV)/.bench ## ratios to plain gRPC and NATS, compiled if it can be; A
 sim: $(STAMP)    ## 300 seeds of the whole mesh on virtual time, with faults (3 minutes at most); SEEDS=1-1000, ARGS=--help
 	@$(BIN)/python tools/sim.py --seeds $(or $(SEEDS),1-300) $(ARGS)
 
-$(VENV)/.fuzz: $(STAMP)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group fuzz
+$(VENV)/.fuzz: $(STAMP) requirements/fuzz.txt
+	@$(BIN)/python $(LOCKED) requirements/fuzz.txt
 	@touch $@
 
 fuzz: $(VENV)/.fuzz ## anything at all at parsers, link, core and SDK for a minute; SECONDS=600, ARGS="core --seed 7"
@@ -69,6 +81,15 @@ docs: $(STAMP)   ## write docs/reference/ from the code again
 
 proto: $(STAMP)  ## generate the Python code of proto/ again
 	@$(BIN)/python tools/genproto.py
+
+lock: $(TOOLS)/.installed ## write requirements/*.txt again after a change of pyproject.toml; ARGS=--upgrade for newer versions
+	@$(TOOLS)/bin/python tools/lock.py $(ARGS)
+
+audit: $(TOOLS)/.installed ## look up known holes in what is locked (network); ARGS=--strict if it must not be skipped
+	@$(TOOLS)/bin/python tools/audit.py $(ARGS)
+
+sbom: $(STAMP)   ## the bill of materials (CycloneDX) of what is locked, in build/sbom
+	@$(BIN)/python -m tools.sbom
 
 fmt: $(STAMP)    ## format and mend what can be mended
 	@$(BIN)/ruff format .

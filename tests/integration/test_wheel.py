@@ -178,3 +178,17 @@ def test_the_wheel_works_on_both_ends_of_the_range_we_allow(wheel: Path, tmp_pat
     done = made.run("python", "-W", "error", "-c", IMPORT_ALL)
     assert done.returncode == 0, done.stderr[-3000:]
     assert_works(made)
+
+
+@pytest.mark.soak
+def test_the_wheel_works_on_exactly_what_is_locked_for_it(wheel: Path, tmp_path: Path) -> None:
+    """As docs/howto/dependencies.md says: each dependency by its hash, then ours alone, and nothing is missing."""
+    made = new_home(tmp_path, pip=True)
+    quiet = ("python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    for what in (("--require-hashes", "-r", str(ROOT / "requirements/run.txt")), ("--no-deps", str(wheel))):
+        done = made.run(*quiet, *what, limit_s=INSTALL_LIMIT_S)
+        assert done.returncode == 0, done.stderr[-3000:]
+    assert made.run("python", "-m", "pip", "check").returncode == 0
+    done = made.run("python", "-W", "error", "-c", IMPORT_ALL)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert_works(made)

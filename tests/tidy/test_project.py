@@ -10,7 +10,7 @@ import pytest
 
 from tests.tidy.sources import ROOT, sources
 
-TARGETS = ("setup", "run", "test", "check", "bench", "sim", "fuzz", "soak", "proto", "fmt")
+TARGETS = ("setup", "run", "test", "check", "bench", "sim", "fuzz", "soak", "proto", "lock", "audit", "sbom", "fmt")
 PAGES = (
     "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "docs/tutorial.md",
     "docs/howto/operate.md", "docs/howto/write-an-agent.md", "docs/howto/callbacks.md", "docs/howto/dead-letters.md",
