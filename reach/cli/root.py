@@ -12,6 +12,7 @@ import click
 from reach.cli.agents import agents
 from reach.cli.breakers import breakers
 from reach.cli.call import call
+from reach.cli.certs import certs
 from reach.cli.check_config import check_config
 from reach.cli.config import config
 from reach.cli.dead import dead
@@ -65,7 +66,7 @@ def reach() -> None:
 _COMMANDS: tuple[click.Command, ...] = (
     serve, demo, test_agent,
     agents, nodes, sessions, call, explain, trace, breakers, dead, drain,
-    versions, rollout, config, check_config, version,
+    versions, rollout, config, certs, check_config, version,
 )  # fmt: skip
 for command in _COMMANDS:
     reach.add_command(command)
