@@ -142,6 +142,8 @@ LIMITS: dict[str, tuple[Bound, ...]] = {
               "AGENT_LOST: it cannot be known whether it ran"),
         Bound("questions of other nodes about such messages", "reach.core.claims.ASKING_MAX",
               "no answer; the node asks again"),
+        Bound("processes remembered that are gone together with their nodes", "reach.core.vanished.VANISHED_MAX",
+              "the oldest is forgotten: what it had may run again"),
         Bound("selectors for which one other node waits here", "reach.core.wants.WANTS_PER_NODE_MAX",
               "it hears of free slots half a second later"),
         Bound("refusals of homes, of one request, that count as no attempt", "reach.core.refusals.REFUSALS_MAX",
@@ -233,6 +235,7 @@ LIMITS: dict[str, tuple[Bound, ...]] = {
 
 NOT_SHOWN: dict[str, str] = {
     "agent_sdk.sessions.ANSWERS_MAX": "kept for a node that asks once more after its link began anew",
+    "reach.core.vanished.SELECTORS_MAX": "what is looked for again costs time only",
     "reach.core.wants.WANTED_MAX": "queue_max again, as another node tells it",
     "reach.core.waitqueue.ENTRIES_MAX": "the default of queue_max",
     "reach.core.waitqueue.SELECTOR_MAX": "the default of queue_selector_max",

@@ -1,7 +1,7 @@
 """What this node says when another asks who has a message: its own books first, then the agents that may have it.
 
-An answer is given within a moment or not at all: while a process stays silent this node cannot say that nobody here
-has the message, and is asked again.
+An answer is given within a moment or not at all: while a process stays silent, or one is remembered that is gone
+together with its home, this node cannot say that nobody has the message, and is asked again.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 
 from agentreach.v1.envelope_pb2 import Target
 from agentreach.v1.frame_pb2 import Found, Lookup, Signal
+from reach.core import vanished
 from reach.core.peers import Peer
 from reach.core.requests import Attachment, MessageKey, Request
 from reach.core.selector import SelectorError
@@ -19,6 +20,7 @@ from reach.core.selector import SelectorError
 if TYPE_CHECKING:
     from agentreach.policy.wheel import Token
     from reach.core.nodes import NodePeer
+    from reach.core.pool import Pool
     from reach.core.state import State
 
 ROUND_BITS = 8  # of a question's nonce count its rounds; the rest is a number of this node
@@ -72,12 +74,13 @@ def asked(state: State, node: NodePeer, lookup: Lookup) -> None:
     if not unknown:
         _say(state, node, answer)
         return
-    if len(state.asking) >= ASKING_MAX:
+    pool = _candidates(state, lookup, unknown[0].tenant, unknown[0].env)
+    if len(state.asking) >= ASKING_MAX or (pool is not None and vanished.among(state, pool.selector)):
         return
     nonce = state.next_number << ROUND_BITS  # a number that is no request's
     state.next_number += 1
     asking = Asking(node, answer, nonce)
-    for peer in _processes(state, lookup, unknown[0].tenant, unknown[0].env):
+    for peer in _processes(pool) if pool is not None else ():
         peer.link.signal(Signal(lookup=Lookup(nonce=nonce, keys=unknown)))
         state.woken.add(peer)
         asking.waiting.add(peer)
@@ -114,12 +117,16 @@ def _from_books(state: State, node: NodePeer, key: MessageKey, item: Found.Item)
     return False
 
 
-def _processes(state: State, lookup: Lookup, tenant: str, env: str) -> set[Peer]:
-    """The processes of this node's agents that may have it."""
+def _candidates(state: State, lookup: Lookup, tenant: str, env: str) -> Pool | None:
+    """The agents that may have it."""
     try:
-        pool = state.directory.pool_for(Target.FromString(lookup.target), tenant, env)
+        return state.directory.pool_for(Target.FromString(lookup.target), tenant, env)
     except (SelectorError, DecodeError):
-        return set()
+        return None
+
+
+def _processes(pool: Pool) -> set[Peer]:
+    """The processes of those of this node."""
     found: set[Peer] = set()
     for agent in pool:
         attachment = agent.link

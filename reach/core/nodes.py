@@ -14,7 +14,7 @@ from agentreach.v1.admin_pb2 import NodeRecord
 from agentreach.v1.frame_pb2 import Signal
 from agentreach.wire.limits import PROTOCOL_VERSION
 from agentreach.wire.names import is_name
-from reach.core import interest, loads, lookups, rebalance, remote, returning, visiting, wants
+from reach.core import interest, loads, lookups, rebalance, remote, returning, vanished, visiting, wants
 from reach.core.effects import EndStream, Forwarding
 from reach.core.peers import Peer
 from reach.core.ports import Identity
@@ -304,4 +304,5 @@ def said_goodbye(state: State, node: NodePeer, message: pb.Goodbye) -> None:
     cut(state, node, f"it said goodbye: {name} {message.reason[:100]}".rstrip())
     node.token = b""
     if message.code == pb.Goodbye.SHUTDOWN:
+        vanished.home_left(state, node)
         remote.given_up(state, node, "its node has left")  # its callers may come by another node, for the same messages

@@ -17,7 +17,7 @@ from agentreach.v1.envelope_pb2 import Envelope, Target
 from agentreach.v1.frame_pb2 import Found, Lookup, MessageKey, Signal
 from agentreach.wire.errors import failure
 from agentreach.wire.names import normalise_env
-from reach.core import admit, claims, credit, nodes, outcomes, route, settle, writing
+from reach.core import admit, claims, credit, nodes, outcomes, returning, route, settle, vanished, writing
 from reach.core.agents import UNREACHABLE, Agent
 from reach.core.claims import Inquiry
 from reach.core.ports import Identity
@@ -188,6 +188,8 @@ def _ask(state: State, inquiry: Inquiry) -> None:
         elif _may_know(node):
             inquiry.missing.append(f"node {node.node_id}")
     pool = state.directory.pool_for(inquiry.target, tenant, env)
+    inquiry.orphans.update(vanished.among(state, pool.selector))
+    inquiry.orphans.update(returning.gone_with(state, request))
     for agent in pool:
         attachment = agent.link
         assert isinstance(attachment, Attachment)

@@ -26,6 +26,7 @@ from reach.core import (
     returning,
     settle,
     takeover,
+    vanished,
 )
 from reach.core.agents import DEGRADED, HEALTHY, STARTING, UNREACHABLE, Agent
 from reach.core.effects import DialNodes
@@ -122,6 +123,11 @@ def _send_again(state: State, attachment: Attachment, request: Request) -> None:
     deadlines.reschedule(state, request)
 
 
+def left_behind(state: State, record: AgentRecord) -> None:
+    """An agent's key names this node as its home, which has just started: its former life was killed."""
+    vanished.left_behind(state, record)
+
+
 def agent_gone(state: State, tenant: str, env: str, agent_id: str, generation: int) -> None:
     """A key of this generation was deleted: the agent left, or its home has lost the lease.
 
@@ -145,6 +151,7 @@ def agent_gone(state: State, tenant: str, env: str, agent_id: str, generation: i
 
 def _gone(state: State, attachment: Attachment) -> None:
     """It is registered nowhere. What it has of ours waits for its home's word, or for it to come to another node."""
+    _vanished(state, attachment)
     _dismiss(state, attachment)
     agent = attachment.agent
     forget_orphans(state)
@@ -205,6 +212,8 @@ def _succeed(state: State, former: Agent, attachment: Attachment) -> None:
         return
     if former.incarnation == attachment.agent.incarnation:
         attachment.agent.warm_since = former.warm_since
+    else:
+        _vanished(state, old)
     _dismiss(state, old)
 
 
@@ -215,6 +224,12 @@ def _take_over_requests(state: State, former: Agent, attachment: Attachment) -> 
         move_requests(state, old, attachment)
     else:
         losses.agent_gone(state, old, "another process took over its agent_id")
+
+
+def _vanished(state: State, attachment: Attachment) -> None:
+    node = attachment.peer
+    assert isinstance(node, nodes.NodePeer)
+    vanished.remember(state, attachment, node)
 
 
 def _dismiss(state: State, attachment: Attachment) -> None:
@@ -275,6 +290,8 @@ def comes_home(state: State, former: Agent, attachment: Attachment) -> None:
     health.end(state, old)
     breakers.left(state, former)
     owners.home_left(state, old)
+    if former.incarnation != attachment.agent.incarnation:
+        vanished.remember(state, old, node)
     nodes.forget_if_gone(state, node)
     if former.incarnation != attachment.agent.incarnation:
         losses.agent_gone(state, old, "another process took over its agent_id")
@@ -334,6 +351,7 @@ def _signals_lost(state: State, attachment: Attachment) -> None:
 def forgotten(state: State, node: NodePeer) -> None:
     """A home was started anew: of what it had accepted nobody knows there, until its agents come back to a node."""
     for attachment in [*node.agents.values(), *_orphans_of(state, node)]:
+        vanished.remember(state, attachment, node)
         for request in list(attachment.attempts.values()):
             item = request.item
             if request.stage is Stage.SETTLED:

@@ -119,16 +119,39 @@ def node_lost(state: State) -> None:
 
 
 def is_held(state: State, request: Request) -> bool:
-    """Whether an agent of this node brought the message along."""
-    return bool(len(state.returning.held)) and state.returning.held.get(request.key, state.now) is not None
+    """Whether an agent of this node brought the message along, and is still here."""
+    held = holder(state, request)
+    return held is not None and _is_here(held)
+
+
+def holder(state: State, request: Request) -> Held | None:
+    """Who brought the message along to this node; it may have left."""
+    return state.returning.held.get(request.key, state.now) if len(state.returning.held) else None
+
+
+def gone_with(state: State, request: Request) -> list[tuple[str, bytes]]:
+    """The process that brought the message along, if it has left this node; it may be at another one."""
+    held = holder(state, request)
+    if held is None or _is_here(held):
+        return []
+    return [(held.attachment.agent.agent_id, held.attachment.agent.incarnation)]
+
+
+def _is_here(held: Held) -> bool:
+    agent = held.attachment.agent
+    return held.attachment.peer.attachments.get((agent.env, agent.agent_id)) is held.attachment
 
 
 def took(state: State, request: Request, envelope: Envelope, target: Target, parent: Lineage | None) -> bool:
     """True if this request went to who has it, waits here, or may not be run again."""
     returning = state.returning
-    held = returning.held.get(request.key, state.now) if len(returning.held) else None
-    if held is not None and _to_holder(state, request, envelope, target, held, parent):
-        return True
+    held = holder(state, request)
+    if held is not None:
+        if _to_holder(state, request, envelope, target, held, parent):
+            return True
+        if not request.idempotent and not _is_here(held):
+            settle.fail(state, request, _left(request, held))
+            return True
     if not envelope.resent:
         return False
     unclaimed = not request.fresh and not request.idempotent and _from_before(state, request)
@@ -155,8 +178,8 @@ def _to_holder(
 ) -> bool:
     attachment = held.attachment
     agent = attachment.agent
-    if attachment.peer.attachments.get((agent.env, agent.agent_id)) is not attachment:
-        return False  # it left: nobody claims the message any more
+    if not _is_here(held):
+        return False
     if agent.agent_id not in state.directory.pool_for(target, request.key[0], request.key[2]).members:
         return False  # what it claims was not meant for it
     lane = state.lanes.get((agent.tenant, agent.env, agent.agent_type, envelope.session_id))
@@ -191,6 +214,18 @@ def _unknown(request: Request) -> Error:
         "have executed, so it is not run again (idempotent requests are)",
         retryable=False,
         may_have_executed=True,
+    )
+
+
+def _left(request: Request, held: Held) -> Error:
+    agent_id = held.attachment.agent.agent_id
+    return failure(
+        codes.AGENT_LOST,
+        f"message {request.message_id} was sent before, and {agent_id}, which had it, is gone; it may have executed, "
+        "so it is not run again (idempotent requests are)",
+        retryable=False,
+        may_have_executed=True,
+        agent_id=agent_id,
     )
 
 

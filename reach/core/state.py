@@ -33,6 +33,7 @@ from reach.core.stats import Stats
 from reach.core.topics import Topics
 from reach.core.trace import TraceBook
 from reach.core.unstored import Unstored
+from reach.core.vanished import VanishedBook
 from reach.core.waitqueue import WaitQueues
 from reach.core.wants import Granted, Wants
 from reach.core.writing import origin_fields
@@ -177,6 +178,7 @@ class State:
         """How many of the directory are attached to other nodes."""
         self.orphans: dict[tuple[str, str, str], Attachment] = {}
         """By (tenant, env, agent_id): remote agents that are registered nowhere now, and have requests of ours."""
+        self.vanished = VanishedBook()
         self.loads = LoadsDue()
         self.fence = Fence()
         self.wants = Wants()

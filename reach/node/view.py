@@ -49,6 +49,9 @@ class Remote(Protocol):
     def agent_gone(self, state: State, tenant: str, env: str, agent_id: str, generation: int, /) -> None:
         """The record of this generation is not there any more."""
 
+    def left_behind(self, state: State, record: AgentRecord, /) -> None:
+        """A record of this node's own, though it has just started: its former life was killed."""
+
     def node_seen(self, state: State, record: NodeRecord, /) -> None:
         """Another node is there, or was started again."""
 
@@ -90,6 +93,8 @@ class View:
         """Of other nodes, by node_id."""
         self._unreadable: set[str] = set()
         self._told_at = float("-inf")
+        self._starting = True
+        """This node has registered nobody yet: records of its own are of a former life."""
         own_keys.overtaken = self._seen_early
 
     # ---- how old ----
@@ -127,6 +132,7 @@ class View:
         """List everything once. Raises `StoreUnavailable`."""
         await self._list(self._nodes)
         await self._list(self._agents)
+        self._starting = False
 
     async def run(self) -> None:
         """Watch and look until cancelled."""
@@ -240,6 +246,8 @@ class View:
         if record is not None and not own:
             self._told[key] = record.generation = change.revision
             self._remote.agent_seen(state, record, change.revision)
+        elif record is not None and self._starting:
+            self._remote.left_behind(state, record)
         self._own_keys.changed(change)
 
     def _other_node(self, state: State, change: Change) -> None:

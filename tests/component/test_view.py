@@ -133,6 +133,17 @@ async def test_what_other_nodes_register_write_again_and_delete_is_told_and_what
         assert at.book.state.node_addresses == {"n1": OWN.address} and at.book.state.peer_addresses == ()
 
 
+async def test_what_a_former_life_of_this_node_left_in_the_store_is_told_once_at_the_start() -> None:
+    store = LossyStore()
+    await store.txn([], [put_agent("own/1", node_id="n1"), put_agent("early/1")])
+    async with bench(store) as at:
+        assert at.book.behind == ["own/1"]
+        await at.put("own/2", node_id="n1")
+        await at.put("late/1")
+        await at.until_true()
+        assert at.book.behind == ["own/1"]
+
+
 async def test_an_agent_that_came_here_and_left_again_is_no_more_its_former_nodes() -> None:
     async with bench() as at:
         first = await at.put("a/1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentreach.v1 import error_pb2 as codes
+from agentreach.v1.frame_pb2 import Holding, MessageKey
 from reach.core import once
 from tests.support.core import Process
 from tests.support.cores import Cores, NodeCore
@@ -235,3 +236,132 @@ def test_it_is_lost_and_not_run_elsewhere_if_that_process_leaves_before_it_gets_
     error = caller.error_of(name)
     assert error.code == codes.AGENT_LOST and error.may_have_executed
     assert not idle.has(name)
+
+
+# ---- those who knew of it are gone together ----
+
+
+def dials(core: NodeCore, agent: Process, *, same: bool = True) -> Process:
+    """An agent's process dials another node; or, if it is not the same, its successor does."""
+    process = core.process(agent.name)
+    process.forget()
+    if same:
+        process.incarnation, process.requests, process.running = agent.incarnation, agent.requests, agent.running
+    process.connect(*agent.agents.values())
+    return process
+
+
+def test_an_owner_that_was_started_anew_waits_for_the_agents_of_its_former_life() -> None:
+    cores = Cores(3)
+    owner, entry, other = cores.nodes
+    agent = owner.agent("echo/1")
+    name = message_owned_by(owner, entry)
+    owner.caller("first").request("same", message_id=name, timeout_ms=20_000)
+    assert agent.has(name)
+    idle = other.agent("echo/2")
+    cores.kill(owner)
+    owner = cores.start_again(owner)
+    caller = entry.caller()
+    caller.request("same", message_id=name, fresh=False, timeout_ms=20_000)
+    cores.advance(2.0)
+    assert not idle.has(name)
+    again = dials(owner, agent)
+    cores.advance(1.0)
+    again.answer(name, "once")
+    assert caller.text_of(name) == "once" and not idle.has(name)
+    cores.assert_settled()
+
+
+def test_an_owner_that_started_for_the_first_time_waits_for_nobody() -> None:
+    cores = Cores(3)
+    owner, entry, other = cores.nodes
+    agent = other.agent("echo/1")
+    caller = entry.caller()
+    caller.request("same", message_id=(name := message_owned_by(owner, entry)), fresh=False, timeout_ms=20_000)
+    assert agent.has(name)
+    agent.answer(name)
+    cores.assert_settled()
+
+
+@pytest.mark.parametrize("owner", [0, 1, 2])
+@pytest.mark.parametrize("first", ["agent", "node"])
+def test_what_an_agent_had_that_was_killed_together_with_its_home_is_not_given_to_its_successor(
+    first: str, owner: int
+) -> None:
+    """Nobody is left who knows that it ran: not the agent, and not its home, which is started anew at once."""
+    cores = Cores(3)
+    home, entry, other = cores.nodes
+    agent = home.agent("echo/1")
+    name = message_owned_by(cores.nodes[owner], entry)
+    home.caller("first").request("same", message_id=name, timeout_ms=20_000)
+    assert agent.has(name)
+    if first == "agent":
+        agent.cut()
+        cores.advance(0.5)
+    cores.kill(home)
+    successor = dials(other, agent, same=False)
+    cores.start_again(home)
+    cores.advance(2.0)
+    caller = entry.caller()
+    caller.request("same", message_id=name, fresh=False, timeout_ms=30_000)
+    cores.advance(9.0)
+    assert not successor.has(name) and not caller.replies_to(name)
+    cores.advance(4.0)
+    error = caller.error_of(name)
+    assert error.code == codes.AGENT_LOST and error.may_have_executed
+    assert not successor.has(name)
+    cores.assert_settled()
+
+
+def test_what_the_successor_of_both_is_given_later_runs() -> None:
+    cores = Cores(3)
+    home, entry, other = cores.nodes
+    agent = home.agent("echo/1")
+    cores.kill(home)
+    successor = dials(other, agent, same=False)
+    cores.start_again(home)
+    cores.advance(20.0)
+    caller = entry.caller()
+    name = caller.request("an id of its application", fresh=False)
+    successor.answer(name)
+    assert not caller.reply_to(name).HasField("error")
+    cores.assert_settled()
+
+
+def test_an_agent_that_ends_while_its_home_lives_is_nobody_to_wait_for() -> None:
+    """Its home knows what it had. Else each death of an agent would make every message that is not fresh wait."""
+    cores = Cores(3)
+    home, entry, other = cores.nodes
+    agent = home.agent("echo/1")
+    agent.cut()
+    cores.advance(0.5)
+    successor = dials(other, agent, same=False)
+    caller = entry.caller()
+    name = caller.request("an id of its application", fresh=False)
+    successor.answer(name)
+    assert not caller.reply_to(name).HasField("error")
+    cores.assert_settled()
+
+
+@pytest.mark.parametrize("owner", [1, 2])
+def test_what_an_agent_brought_along_to_another_node_and_took_away_with_it_does_not_run(owner: int) -> None:
+    """Its home is killed; it dials another node, says what it has, and is killed. Its successor is there at once."""
+    cores = Cores(3)
+    home, entry, other = cores.nodes
+    agent = home.agent("echo/1")
+    name = message_owned_by(cores.nodes[owner], entry)
+    home.caller("first").request("same", message_id=name, timeout_ms=20_000)
+    cores.kill(home)
+    again = other.process(agent.name)
+    again.incarnation = agent.incarnation
+    key = MessageKey(tenant="default", principal="anonymous", env="production", message_id=name)
+    again.connect(*agent.agents.values(), holding=[Holding(key=key, state=Holding.RUNNING)])
+    again.cut()
+    successor = dials(other, agent, same=False)
+    for number, caller in enumerate((entry.caller(), other.caller())):
+        caller.request("same", message_id=name, fresh=False, timeout_ms=30_000)
+        cores.advance(12.0)
+        assert not successor.has(name)
+        error = caller.error_of(name)
+        assert error.code == codes.AGENT_LOST and error.may_have_executed, number
+    cores.assert_settled()

@@ -10,7 +10,7 @@ from itertools import combinations
 
 from agentreach.v1.admin_pb2 import NodeRecord
 from agentreach.v1.frame_pb2 import Frame
-from reach.core import between, nodes, remote
+from reach.core import between, nodes, remote, returning
 from reach.core.agents import Agent
 from reach.core.arrivals import Arrival
 from reach.core.effects import DeregisterAgent, DialNodes
@@ -77,6 +77,9 @@ class Cores:
         self.registered: list[tuple[NodeCore, Agent]] = []
         """Not yet seen by the others."""
         self.gone: list[tuple[NodeCore, Agent, int]] = []
+        self.seen: list[tuple[NodeCore, Agent]] = []
+        """All that was registered and has not gone since, in order."""
+        self._lives = count
         self._rules = rules
         self._cut: set[frozenset[str]] = set()
         self.views_stand = False
@@ -126,6 +129,26 @@ class Cores:
         for process in core.processes:
             process.connected = False
 
+    def start_again(self, core: NodeCore) -> NodeCore:
+        """Another life of a killed node, in its place; it sees what its former one and the others left in the store."""
+        self._lives += 1
+        again = NodeCore(self, core.node_id, self._lives, **self._rules)
+        self.nodes[self.nodes.index(core)] = again
+        self._introduce(again)
+        present = {agent.agent_id: (home, agent) for home, agent in self.seen}
+        with again.step() as state:
+            for home, agent in present.values():
+                record = agent.to_record()
+                if home.node_id == again.node_id:
+                    remote.left_behind(state, record)
+                else:
+                    remote.agent_seen(state, record, agent.generation)
+            returning.opened(state)
+        for other in self.nodes:
+            if other is not again and other.alive:
+                self.link(again, other)
+        return again
+
     def _carry(self, core: NodeCore, other: NodeCore) -> bool:
         peer = core.state.nodes.get(other.node_id)
         back = other.state.nodes.get(core.node_id)
@@ -164,6 +187,8 @@ class Cores:
     def _tell_views(self) -> bool:
         registered, self.registered = self.registered, []
         gone, self.gone = self.gone, []
+        left = {(agent.agent_id, generation) for _, agent, generation in gone}
+        self.seen = [each for each in [*self.seen, *registered] if (each[1].agent_id, each[1].generation) not in left]
         for core in self.nodes:
             if not core.alive:
                 continue

@@ -25,6 +25,8 @@ class Book:
     agents: Agents = field(default_factory=dict)
     """The generation of each."""
     nodes: dict[str, str] = field(default_factory=dict)
+    behind: list[str] = field(default_factory=list)
+    """What stood there of this node's own when it started."""
     calls: int = 0
     most_calls: int = 0
     """Of one step."""
@@ -39,6 +41,11 @@ class Book:
         self.most_calls = max(self.most_calls, self.calls - before)
         if self.after_steps[-1:] != [self.agents]:
             self.after_steps.append(dict(self.agents))
+
+    def left_behind(self, state: State, record: AgentRecord, /) -> None:
+        """See `Remote`."""
+        assert record.node_id == OWN.node_id
+        self.behind.append(record.agent_id)
 
     def agent_seen(self, state: State, record: AgentRecord, generation: int, /) -> None:
         """See `Remote`."""
