@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from agentreach.aio.options import CLIENT_OPTIONS
 from reach.adapters.told import told
-from reach.core.ports import ASKED_ALONE, NoAnswer
+from reach.core.ports import ASKED_ALONE, Identity, Introduce, NoAnswer, nothing_to_show
 
 M = TypeVar("M", bound=Message)
 
@@ -18,10 +18,13 @@ M = TypeVar("M", bound=Message)
 class PeerQueries:
     """Calls to nodes by their addresses; implements `reach.node.everywhere.Peers`."""
 
-    def __init__(self) -> None:
+    def __init__(self, introduce: Introduce = nothing_to_show) -> None:
+        self._introduce = introduce
         self._channels: dict[str, grpc.aio.Channel] = {}
 
-    async def ask(self, address: str, method: str, request: Message, reply_type: type[M], limit_s: float) -> M:
+    async def ask(
+        self, address: str, method: str, request: Message, reply_type: type[M], limit_s: float, who: Identity
+    ) -> M:
         """What the node at `address` answers for itself alone.
 
         Raises `MeshFailure` for what it refused, `NoAnswer` if it said nothing within the limit.
@@ -35,7 +38,7 @@ class PeerQueries:
             response_deserializer=reply_type.FromString,
         )
         try:
-            return await call(request, timeout=limit_s, metadata=(ASKED_ALONE,))
+            return await call(request, timeout=limit_s, metadata=(ASKED_ALONE, *self._introduce(address, who)))
         except grpc.aio.AioRpcError as error:
             refused = told(error)
             if refused is not None:

@@ -16,7 +16,7 @@ from agentreach.wire.checks import request_fault
 from agentreach.wire.content import content_digest
 from agentreach.wire.errors import failure
 from agentreach.wire.names import normalise_env
-from reach.core import callbacks, credit, deadlines, once, outcomes, route, settle, waiters
+from reach.core import actors, callbacks, credit, deadlines, once, outcomes, route, settle, waiters
 from reach.core.lineage import Forged, expired
 from reach.core.profiles import whole_timeout_ms
 from reach.core.replay import Conflict, Elsewhere, Stored, TooOld
@@ -64,6 +64,12 @@ def admit(
         except PermissionError as refusal:
             refuse(state, port, envelope, source, failure(codes.PERMISSION_DENIED, str(refusal)))
             return
+    if who.rights is not None:
+        fault = _access_fault(state, who, envelope, target_data, parent)
+        if fault is not None:
+            refuse(state, port, envelope, source, fault)
+            return
+        target_data = target.SerializeToString()
     if not envelope.trace_id:
         envelope.trace_id = ids.trace_id(state.rng.getrandbits(128))
     left_s = time_left_s(state, envelope, parent, spent_ms)
@@ -90,6 +96,15 @@ def admit(
         once.place(state, request, envelope, parent)
     if callback is not None:
         callback.accept(envelope, key, request)
+
+
+def _access_fault(
+    state: State, who: Identity, envelope: Envelope, target_data: bytes, parent: Lineage | None
+) -> Error | None:
+    fault = actors.call_fault(state, who, envelope, target_data, parent)
+    if fault is None and envelope.reply_topic:
+        fault = actors.topic_fault(state, who, envelope.reply_topic, envelope.env, parent)
+    return fault
 
 
 def _known(

@@ -80,6 +80,7 @@ class Agent:
         "offers",
         "pinned_sessions",
         "pools",
+        "principal",
         "priority",
         "recent_failures",
         "reentrant",
@@ -102,6 +103,8 @@ class Agent:
         self.agent_id = agent_id
         self.agent_type = agent_id.partition("/")[0]
         self.tenant = tenant
+        self.principal = ""
+        """Who registered it."""
         self.env = env
         self.version = ""
         self.capabilities: frozenset[str] = frozenset()
@@ -161,6 +164,7 @@ class Agent:
     def from_record(cls, record: AgentRecord) -> Agent:
         """Take over a registration. Missing values get their defaults; a weight of 0 counts as 1."""
         agent = cls(record.agent_id, tenant=record.tenant, env=record.env or DEFAULT_ENV)
+        agent.principal = record.principal
         agent.agent_type = (record.agent_type or agent.agent_type).lower()
         agent.version = record.version
         agent.capabilities = frozenset(map(normal_capability, record.capabilities))
@@ -191,6 +195,7 @@ class Agent:
             agent_id=self.agent_id,
             agent_type=self.agent_type,
             tenant=self.tenant,
+            principal=self.principal,
             env=self.env,
             version=self.version,
             capabilities=sorted(self.capabilities),

@@ -19,7 +19,7 @@ from agentreach.v1.registry_pb2 import AgentRecord
 from agentreach.wire.checks import record_fault
 from agentreach.wire.errors import failure
 from agentreach.wire.names import normalise_env
-from reach.core import configs, events, health, links, owners, returning, takeover
+from reach.core import access, actors, configs, events, health, links, owners, returning, takeover
 from reach.core.agents import DRAINING, STARTING, Agent
 from reach.core.effects import DeregisterAgent, RegisterAgents
 from reach.core.peers import Peer
@@ -89,11 +89,13 @@ def _checked(state: State, peer: Peer, attach: pb.Attach) -> Attaching:
         record.agent_id = f"{record.agent_type}/{state.rng.getrandbits(32):08x}"
     record.agent_type = record.agent_type or record.agent_id.partition("/")[0]
     record.env = normalise_env(record.env or peer.env)
-    record.tenant = peer.who.tenant
+    record.tenant, record.principal = peer.who.tenant, peer.who.principal
     record.incarnation = peer.incarnation
     attaching = Attaching(record.agent_id, sessions=list(attach.sessions), holding=list(attach.holding))
     error = record_fault(record)
     former = state.directory.get(record.tenant, record.env, record.agent_id)
+    if error is None:
+        error = _rights_fault(state, peer, record)
     if error is None:
         error = _ownership_fault(state, peer, record, former)
     if error is None:
@@ -125,6 +127,15 @@ def _ownership_fault(state: State, peer: Peer, record: AgentRecord, former: Agen
     if who == peer.who:
         return None
     return failure(codes.PERMISSION_DENIED, f"{record.agent_id} is registered by somebody else")
+
+
+def _rights_fault(state: State, peer: Peer, record: AgentRecord) -> Error | None:
+    rights = peer.who.rights
+    if rights is None:
+        return None
+    who = f"principal {peer.who.principal}"
+    decision = access.may_register(rights, record.agent_id, record.capabilities, record.env, who=who)
+    return None if decision.allowed else actors.denied(state, decision)
 
 
 def _succeeded_fault(record: AgentRecord, former: Agent | None) -> Error | None:

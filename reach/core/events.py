@@ -24,7 +24,7 @@ from agentreach.wire.checks import event_fault
 from agentreach.wire.errors import failure
 from agentreach.wire.names import is_topic, normalise_env
 from agentreach.wire.outbox import Item
-from reach.core import admit, crossing, loops, nodes, route, writing
+from reach.core import access, actors, admit, crossing, loops, nodes, route, writing
 from reach.core.agents import FULL
 from reach.core.lineage import valid_until_unix_ms
 from reach.core.requests import Attachment, Port
@@ -73,6 +73,11 @@ def publish(
         except PermissionError as refusal:
             admit.refuse(state, port, envelope, source, failure(codes.PERMISSION_DENIED, str(refusal)))
             return
+    if who.rights is not None:
+        fault = _access_fault(state, who, envelope, parent)
+        if fault is not None:
+            admit.refuse(state, port, envelope, source, fault)
+            return
     if not envelope.trace_id:
         envelope.trace_id = ids.trace_id(state.rng.getrandbits(128))
     wait_s = envelope.timeout_ms / 1000 or state.rules.publish_timeout_s
@@ -81,6 +86,7 @@ def publish(
     envelope.tenant, envelope.principal = who.tenant, who.principal
     envelope.ClearField("entry")
     envelope.ClearField("actors")
+    envelope.actors.extend(actors.behind(parent, who.principal))
     env = normalise_env(envelope.env)
     spread(state, publishing, list(_receivers(state, envelope, who, env)), envelope, parent)
 
@@ -126,6 +132,13 @@ def _oversize(state: State, envelope: Envelope) -> Error | None:
     if size <= bound:
         return None
     return failure(codes.INVALID_ENVELOPE, f"the envelope is {size} bytes; the limit, payload included, is {bound}")
+
+
+def _access_fault(state: State, who: Identity, envelope: Envelope, parent: Lineage | None) -> Error | None:
+    target = envelope.target
+    if target.topic:
+        return actors.topic_fault(state, who, target.topic, envelope.env, parent)
+    return actors.call_fault(state, who, envelope, target.SerializeToString(), parent)
 
 
 def _receivers(state: State, envelope: Envelope, who: Identity, env: str) -> Iterable[tuple[Peer, str]]:
@@ -175,6 +188,7 @@ def _send(
         tenant=envelope.tenant,
         principal=envelope.principal,
         env=envelope.env,
+        actors=envelope.actors,
     )
     envelope.lineage = state.lineage.sign(lineage)
     envelope.hop_count = hop_count + 1
@@ -319,6 +333,11 @@ def subscribe(state: State, peer: Peer, signal: Subscribe) -> None:
             error = failure(code, f"no subscription: {why}", retry_after_ms=SUBSCRIBE_RETRY_AFTER_MS if full else 0)
             _refuse_topics(state, peer, signal, [topic], error)
             continue
+        if peer.who.rights is not None:
+            decision = access.may_subscribe(peer.who.rights, topic, env, who=f"principal {peer.who.principal}")
+            if not decision.allowed:
+                _refuse_topics(state, peer, signal, [topic], actors.denied(state, decision))
+                continue
         if state.topics.subscribe((peer.who.tenant, env, topic), peer, signal.agent_id):
             peer.subscriptions.add((env, topic, signal.agent_id))
 

@@ -44,8 +44,14 @@ _RANDOM_BITS = 128
 def hello(state: State, who: Identity, message: pb.Hello) -> Peer | None:
     """A stream said hello: go on with its link, or begin a new one. None: the node takes no more links."""
     peer = state.tokens.get(bytes(message.resume_token)) if message.resume_token else None
-    same = peer is not None and peer.who == who and message.incarnation in (peer.incarnation, b"")
+    same = (
+        peer is not None
+        and peer.who == who
+        and peer.who.rights == who.rights
+        and message.incarnation in (peer.incarnation, b"")
+    )
     if peer is not None and same:
+        peer.who = who  # it may show another of its keys now
         peer.hellos += 1
         peer.link.cut()
         resumed = not peer.restarts and peer.link.resume(message.last_seq)

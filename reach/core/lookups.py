@@ -8,13 +8,14 @@ REGISTRY_UNAVAILABLE. Agents that are in the view are given work as ever, as far
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope, Target
 from agentreach.v1.error_pb2 import Error
 from agentreach.wire.errors import failure
-from reach.core import route, settle
+from reach.core import actors, route, settle
 from reach.core.brought import Parked
 from reach.core.effects import LookUpAgent
 from reach.core.requests import Request, Stage
@@ -80,7 +81,12 @@ def answered(state: State, key: AgentKey, known: bool) -> None:
 
 
 def no_match(state: State, pool: Pool, request: Request) -> Error:
-    """Nobody in the view matches a request."""
+    """Nobody in the view matches a request, or nobody of those that its sender may call."""
+    selector = pool.selector
+    if selector.among:
+        others = len(state.directory.pool(replace(selector, among=())))
+        if others:
+            return actors.not_among(selector, others)
     hint = state.directory.hint(pool.selector)
     return unknown(state, f"no agent matches {pool.selector}", hint, age_s=0.0 if request.looked_up else age_s(state))
 

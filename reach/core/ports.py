@@ -5,8 +5,8 @@ The gRPC and HTTP servers know this shape only; `reach.node.engine` fills it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from google.protobuf.message import Message
@@ -16,6 +16,7 @@ from agentreach.v1 import registry_pb2 as registry
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.error_pb2 import Error
 from agentreach.v1.mesh_pb2 import PublishReply
+from reach.core.access import Decision, Rights
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +25,34 @@ class Identity:
 
     tenant: str = "default"
     principal: str = "anonymous"
+    rights: Rights | None = field(default=None, compare=False, repr=False)
+    """None: authentication is off, and everybody may do anything."""
+    key_id: str = field(default="", compare=False)
+    """The API key, or the certificate's serial number, by which it was established."""
+    decisions: dict[tuple[bytes, str], Decision] = field(default_factory=dict, compare=False, repr=False)
+    """What was decided of its targets, by (serialised target, env); for `actors` to look up again."""
 
 
 ANYBODY = Identity()
 
+OWNERS_TENANT = ANYBODY.tenant
+"""The tenant of those who run the mesh: its admins alone may do what concerns all tenants."""
+
 ASKED_ALONE = ("reach-nodes", "this")
 """Metadata of a question that a node shall answer for itself, without asking others: another node merges."""
+
+
+ASKED_FOR = "reach-for"
+"""Metadata of such a question: TENANT/PRINCIPAL of the admin who asked."""
+
+
+Introduce = Callable[[str, "Identity | None"], tuple[tuple[str, str], ...]]
+"""The headers by which this node shows the one at an address that it is one of the mesh too, on behalf of an admin."""
+
+
+def nothing_to_show(address: str, asked_for: Identity | None = None) -> tuple[tuple[str, str], ...]:
+    """An `Introduce` where no gate stands."""
+    return ()
 
 
 class MeshFailure(Exception):
@@ -65,6 +88,18 @@ class NodeStream(Protocol):
         ...
 
 
+class Doorkeeper(Protocol):
+    """Who gets in, and as whom. Raises `MeshFailure` UNAUTHENTICATED or PERMISSION_DENIED for who does not."""
+
+    async def admit(self, method: str, metadata: Sequence[tuple[str, str | bytes]]) -> Identity | None:
+        """Who calls a method, by the headers of the call; None: it is said by the certificate (`certified`)."""
+        ...
+
+    def certified(self, method: str, certificate: Mapping[str, Iterable[bytes]]) -> Identity:
+        """The same by the client's certificate, as gRPC's auth_context tells of it."""
+        ...
+
+
 class Switchboard(Protocol):
     """The node, as servers see it. Everything raises `MeshFailure` for an error that the caller shall read."""
 
@@ -88,7 +123,7 @@ class Switchboard(Protocol):
 
     async def publish(self, envelope: Envelope, who: Identity, deadline_s: float | None) -> PublishReply: ...
 
-    async def everywhere(self, method: str, request: Message, own: Callable[[], Message]) -> Message:
+    async def everywhere(self, method: str, request: Message, own: Callable[[], Message], who: Identity) -> Message:
         """The answer of all nodes to a question of AdminService, or of the node that an order is for.
 
         `own` gives this node's, and is asked for it first.

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from agentreach.v1.envelope_pb2 import Target
+from reach.core.access import fits
 from reach.core.agents import DEFAULT_ENV, Agent, normal_capability
 from reach.core.versions import version_matches
 
@@ -78,6 +79,8 @@ class Selector:
     capabilities: frozenset[str] = frozenset()
     labels: frozenset[tuple[str, str]] = frozenset()
     version: str = ""
+    among: tuple[str, ...] = ()
+    """Whom the sender may call at all (`access.fits`); empty: all."""
 
     def matches(self, agent: Agent) -> bool:
         """Whether the agent is one of those asked for, whatever its state."""
@@ -92,6 +95,7 @@ class Selector:
             and self.capabilities <= agent.offers
             and (not self.labels or self.labels <= agent.labels.items())
             and version_matches(self.version, agent.version)
+            and (not self.among or fits(self.among, agent.agent_id))
         )
 
     @property
@@ -151,10 +155,10 @@ def parse_selector(target: Target, tenant: str, env: str, aliases: Aliases) -> S
     env = env or DEFAULT_ENV
     if agent_id:
         return Selector(tenant, env, agent_id=_normal_id(agent_id))
-    return Selector(tenant, env, "", agent_type.lower(), capabilities, labels, version)
+    return Selector(tenant, env, "", agent_type.lower(), capabilities, labels, version, tuple(target.among))
 
 
-_NO_KIND = frozenset({"policy", "hash_key", "broadcast"})
+_NO_KIND = frozenset({"policy", "hash_key", "broadcast", "among"})
 
 
 def _normal_id(agent_id: str) -> str:

@@ -39,11 +39,13 @@ from reach.core.wants import Granted, Wants
 from reach.core.writing import origin_fields
 
 if TYPE_CHECKING:
+    from reach.core.access import Rights
     from reach.core.calls import Call
     from reach.core.claims import Asking, Inquiry
     from reach.core.drains import Drain
     from reach.core.lanes import Lane, LaneKey
     from reach.core.nodes import NodePeer
+    from reach.core.order import Line
     from reach.core.peers import Peer
     from reach.core.ports import Identity
     from reach.core.requests import Attachment, MessageKey, Request
@@ -158,6 +160,9 @@ class State:
         self.snapshots_held = 0
         """Bytes of sessions' states that are being stored, or to be stored as soon as that can be done."""
         self.unstored = Unstored()
+        self.lines: dict[tuple[str, str, str, str], Line] = {}
+        """By (tenant, principal, env, session_id): messages of which it is not known yet whether they have run."""
+        self.lines_ready: list[Line] = []
 
     def _ask_for_nothing(self) -> None:
         """What a step leaves for its end."""
@@ -169,6 +174,9 @@ class State:
 
     def _know_no_node(self) -> None:
         """What is known of other nodes and of the registry, at the start."""
+        self.principals: dict[tuple[str, str], Rights] = {}
+        """By (tenant, principal): what all its keys allow together. Empty while authentication is off."""
+        self.ended_keys: set[str] = set()
         self.version_policies: dict[tuple[str, str], VersionPolicy] = {}
         """By (env, agent type). While it is empty no decision costs anything for it."""
         self.configs = Configs()

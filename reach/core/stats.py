@@ -77,6 +77,7 @@ class Stats:
         "_unknown",
         "callbacks",
         "dead_letters",
+        "denied",
         "duplicates",
         "events_delivered",
         "events_dropped",
@@ -89,6 +90,7 @@ class Stats:
         "retries",
         "retries_suppressed",
         "slow_consumers",
+        "strangers",
     )
 
     def __init__(self, types_max: int = TYPES_MAX) -> None:
@@ -102,6 +104,10 @@ class Stats:
         self.link_resumes = 0
         self.slow_consumers = 0
         """Links ended because their peer took nothing for too long."""
+        self.denied = 0
+        """What somebody wanted to do without the right to."""
+        self.strangers = 0
+        """Calls that showed nothing valid."""
         self.events_published = 0
         self.home_refusals = 0
         self.events_delivered = 0

@@ -17,6 +17,7 @@ from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1.envelope_pb2 import Envelope, Hop
 from agentreach.v1.peer_pb2 import Lineage
 from agentreach.wire.framing import varint
+from reach.core import actors
 from reach.core.lineage import LINGER_MS
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def _keys(message: Descriptor, names: str) -> tuple[bytes, ...]:
 _TYPE, _SOURCE, _RECIPIENT, _ENTRY, _TRACE, _LINEAGE, _TIMEOUT, _ATTEMPT, _FRESH, _HOPS, _PATH = _keys(
     Envelope.DESCRIPTOR, "type source recipient entry trace_id lineage timeout_ms attempt fresh hop_count path"
 )
+_ACTORS, _L_ACTORS = _key(Envelope.DESCRIPTOR, "actors"), _key(Lineage.DESCRIPTOR, "actors")
 _EPOCH, _TENANT, _PRINCIPAL, _CORRELATION, _SESSION_EVENT, _SEQUENCE = _keys(
     Envelope.DESCRIPTOR, "epoch tenant principal correlation_id session_event sequence"
 )
@@ -107,6 +109,9 @@ def delivered(
         path, lineage_path = _ONE_HOP + hop, _L_ONE_HOP + hop
     else:
         path, lineage_path = _longer_path(parent, hop)
+        for actor in actors.behind(parent, key[1]):
+            path += text(_ACTORS, actor)
+            lineage_path += text(_L_ACTORS, actor)
     deadline_ms = int((request.deadline + state.unix_offset) * 1000)
     times = _TIMES.pack(_L_DEADLINE, deadline_ms, _L_VALID, deadline_ms + LINGER_MS)
     content = b"".join((_L_MESSAGE, message_id, _L_TRACE, trace_id, lineage_path, times, origin[1]))

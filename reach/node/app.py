@@ -36,8 +36,9 @@ from reach.core.store import Store, StoreUnavailable
 from reach.node.config import Config
 from reach.node.engine import Engine
 from reach.node.everywhere import Everywhere
+from reach.node.gate import introduction
 from reach.node.gauges import NodeGauges
-from reach.node.lineage_key import KEY_BYTES, named_by_itself, shared_key
+from reach.node.lineage_key import KEY_BYTES, PEERS_KEY, named_by_itself, shared_key
 from reach.node.own_key import NameTaken
 from reach.node.parts import Parts
 
@@ -98,7 +99,10 @@ async def running(config: Config) -> AsyncIterator[Node]:
     lineage_key = await shared_key(store)
     engine = make_engine(config, time.time(), record.incarnation, lineage_key)
     parts = Parts(engine, config, store, record, GrpcTransport(path=LINK_PATH))
-    queries = PeerQueries()
+    if config.auth != "none":
+        secret = await shared_key(store, PEERS_KEY)
+        engine.introduce = introduction(secret, config.node_id)
+    queries = PeerQueries(engine.introduce)
     engine.others = others = Everywhere(engine.state, queries)
     server = GrpcServer(engine, listen=config.listen)
     metrics = make_registry(NodeGauges(engine), VERSION)

@@ -31,6 +31,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _WORDS = {
     "log_level": ("debug", "info", "warning", "error"),
     "log_format": ("auto", "console", "json"),
+    "auth": ("none", "keys", "mtls"),
+    "keys": ("", "etcd"),
+    "health_access": ("open", "closed"),
+    "reflection_access": ("auto", "open", "closed"),
+    "metrics_access": ("auto", "open", "closed"),
     "snapshots": ("auto", "memory", "directory", "etcd"),
 }
 _YES, _NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
@@ -179,6 +184,7 @@ def _default_node_id() -> str:
 def _check_together(config: Config) -> None:
     _check_addresses(config)
     _check_registry(config)
+    _check_access(config)
     _check_snapshots(config)
     if not _NODE_ID.fullmatch(config.node_id):
         raise ConfigError(
@@ -213,9 +219,12 @@ def _check_addresses(config: Config) -> None:
             local = loopback(address)
         except ValueError as error:
             raise ConfigError(f"{name} is {address!r}: {error}, such as 127.0.0.1:7070") from error
-        if not local and not config.insecure:
+        if not local and not config.insecure and (config.auth == "none" or not config.tls_cert):
+            lacking = " and ".join(
+                what for what, there in (("auth", config.auth != "none"), ("tls_cert", config.tls_cert)) if not there
+            )
             raise ConfigError(
-                f"{name} is {address}, which other machines reach, and this version has neither TLS nor keys: "
+                f"{name} is {address}, which other machines reach, without {lacking}: see docs/howto/secure.md, "
                 "listen on 127.0.0.1, or say --insecure (insecure = true) if everybody there may do anything"
             )
     if config.advertise:
@@ -243,6 +252,25 @@ def _check_registry(config: Config) -> None:
         path = getattr(config, name)
         if path and not os.access(path, os.R_OK):
             raise ConfigError(f"{name} is {path!r}, which cannot be read")
+
+
+def _check_access(config: Config) -> None:
+    """Nothing that was meant to close the node may silently leave it open."""
+    if config.auth == "keys":
+        if bool(config.keys_file) == bool(config.keys):
+            raise ConfigError(
+                "auth is keys: say where the keys are, by keys_file (made by `reach keys create`) or keys = etcd"
+            )
+        if config.keys == "etcd" and config.registry == "memory":
+            raise ConfigError("keys is etcd and registry is memory: there is no etcd to keep them in")
+    elif config.keys_file or config.keys:
+        raise ConfigError(f"keys are given and auth is {config.auth}, which looks at none: say auth = keys")
+    if bool(config.tls_cert) != bool(config.tls_key):
+        raise ConfigError("tls_cert and tls_key go together: give both or none")
+    if config.auth == "mtls" and not (config.tls_cert and config.tls_ca):
+        raise ConfigError("auth is mtls: tls_cert, tls_key and tls_ca are needed")
+    if config.tls_ca and not config.tls_cert:
+        raise ConfigError("tls_ca is given without tls_cert and tls_key: without them there is no TLS")
 
 
 def _check_snapshots(config: Config) -> None:

@@ -278,6 +278,7 @@ class Engine(Steering):
             mesh.invoke(state, call, who, envelope)
         try:
             while True:
+                self.holders.check(who)
                 while call.replies:
                     reply = call.replies.popleft()
                     if reply.HasField("error"):
@@ -291,7 +292,8 @@ class Engine(Steering):
                     with self.step():
                         credit.grant(state, call, entry, items + limits.STREAM_CREDIT_INITIAL)
                 arrived.clear()
-                await arrived.wait()
+                with self.holders.hold(who, arrived):
+                    await arrived.wait()
         finally:
             if not call.done:
                 with self.step():

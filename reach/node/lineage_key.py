@@ -13,15 +13,16 @@ from reach.core.lineage import LineageKeys
 from reach.core.store import Get, Put, Store, StoreUnavailable, absent
 
 KEY = "keys/lineage"
+PEERS_KEY = "keys/peers"  # by it nodes recognise each other
 KEY_BYTES = 32
 
 
-async def shared_key(store: Store) -> bytes:
+async def shared_key(store: Store, key: str = KEY) -> bytes:
     """The mesh's key, written now if there is none. Raises `StoreUnavailable`."""
-    result = await store.txn([absent(KEY)], [Put(KEY, os.urandom(KEY_BYTES)), Get(KEY)], [Get(KEY)])
+    result = await store.txn([absent(key)], [Put(key, os.urandom(KEY_BYTES)), Get(key)], [Get(key)])
     item = result.reads[-1][0]
     if len(item.value) != KEY_BYTES:
-        raise StoreUnavailable(f"the key {KEY} in the registry holds {len(item.value)} bytes, and not {KEY_BYTES}")
+        raise StoreUnavailable(f"the key {key} in the registry holds {len(item.value)} bytes, and not {KEY_BYTES}")
     return item.value
 
 

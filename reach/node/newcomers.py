@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from agentreach.aio.clock import boot_time
@@ -18,9 +18,9 @@ from agentreach.v1.frame_pb2 import Attach, Forward, Forwarded
 from agentreach.wire.errors import failure
 from reach.core.agents import Agent
 from reach.core.arrivals import Arrival, Attaching
-from reach.core.store import StoreUnavailable
+from reach.core.store import Item, StoreUnavailable
 from reach.node.admission import AGENTS_PER_FORWARD_MAX, EXISTS, LEASE_GONE, Admission
-from reach.node.records import agent_key, stored_record
+from reach.node.records import agent_key, stored_record, written_by
 from reach.node.shards import Shard, Shards
 
 FORWARD_BYTES_MAX = 192 << 10
@@ -73,6 +73,11 @@ class Registering:
         """Another process has come under the same agent_id since, and has it."""
         each.error = failure(codes.FENCED, f"another process registered as {each.agent_id} after this one")
 
+    def of_another(self, each: Attaching) -> None:
+        """The agent_id belongs to another principal, of this node or another."""
+        each.error = failure(codes.PERMISSION_DENIED, f"{each.agent_id} is registered by somebody else")
+        self.settled()
+
     def settled(self) -> None:
         """One more of its agents has its generation or its error."""
         self.open -= 1
@@ -94,6 +99,21 @@ class Registering:
         message = f"{each.agent_id} cannot be registered now: {why}"
         each.error = failure(codes.REGISTRY_UNAVAILABLE, message, retry_after_ms=1_000)
         self.settled()
+
+
+Asked = tuple[Registering, Attaching, Agent]
+
+
+def of_their_own(batch: list[Asked], present: Mapping[str, Item]) -> list[Asked]:
+    """Those whose key no other principal has; the others are refused, wherever the holder is attached."""
+    own: list[Asked] = []
+    for register, each, agent in batch:
+        if written_by(present[agent_key(agent)]) in ("", agent.principal):
+            own.append((register, each, agent))
+        else:
+            register.take(each)
+            register.of_another(each)
+    return own
 
 
 @dataclass(slots=True, eq=False)

@@ -314,7 +314,7 @@ class NodeLinks:
     async def _once(self, node: NodePeer) -> str:
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
-                stream = await self._transport.open(node.address, ())
+                stream = await self._transport.open(node.address, self._engine.introduce(node.address, None))
         except Refused as refused:
             return f"{node.address}: {refused}"
         except TimeoutError:

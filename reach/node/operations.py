@@ -19,7 +19,7 @@ from agentreach.wire.names import agent_id_fault, agent_type_fault, normalise_en
 from reach.core import breakers, drains, leaving
 from reach.core.agents import Agent
 from reach.core.breaker import BreakerState
-from reach.core.ports import Identity, MeshFailure
+from reach.core.ports import ANYBODY, Identity, MeshFailure
 from reach.core.requests import Attachment
 from reach.core.state import State
 from reach.node.queries import Queries
@@ -49,9 +49,11 @@ class Operations(Queries):
         """Change the state; see `Engine.step`."""
         raise NotImplementedError
 
-    async def everywhere(self, method: str, request: Message, own: Callable[[], Message]) -> Message:
+    async def everywhere(
+        self, method: str, request: Message, own: Callable[[], Message], who: Identity = ANYBODY
+    ) -> Message:
         """See `Switchboard.everywhere`."""
-        return own() if self.others is None else await self.others.ask(method, request, own)
+        return own() if self.others is None else await self.others.ask(method, request, own, who)
 
     # ---- draining ----
 

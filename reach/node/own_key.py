@@ -13,7 +13,7 @@ import structlog
 
 from agentreach.v1 import admin_pb2 as admin
 from agentreach.v1.admin_pb2 import NodeRecord
-from reach.core.ports import MeshFailure, NoAnswer
+from reach.core.ports import ANYBODY, MeshFailure, NoAnswer
 from reach.core.store import Change, Item, LeaseGone, Put, Store, absent, unchanged
 from reach.node.everywhere import Peers
 from reach.node.nodelinks import refuses
@@ -121,7 +121,8 @@ class OwnKey:
         if former.address == self._node.address or await refuses(former.address):
             return True  # this node has its port, or nobody has
         try:
-            reply = await peers.ask(former.address, "GetNode", admin.GetNodeRequest(), admin.GetNodeReply, ANSWER_S)
+            question = ("GetNode", admin.GetNodeRequest(), admin.GetNodeReply)
+            reply = await peers.ask(former.address, *question, ANSWER_S, ANYBODY)
         except (NoAnswer, MeshFailure):
             return False
         if reply.node.incarnation != former.incarnation:

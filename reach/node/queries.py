@@ -21,12 +21,13 @@ from reach.core.agents import FULL
 from reach.core.explain import explain
 from reach.core.nodes import NodePeer
 from reach.core.pool import Pool
-from reach.core.ports import Identity, MeshFailure
+from reach.core.ports import OWNERS_TENANT, Identity, Introduce, MeshFailure, nothing_to_show
 from reach.core.requests import Stage
 from reach.core.state import State
 from reach.core.store import StoreUnavailable
 from reach.core.trace import to_proto
 from reach.node.election import Leader
+from reach.node.holders import Holders
 
 PAGE_SIZE = 1_000
 SESSIONS_MAX = 1_000
@@ -37,6 +38,8 @@ class Queries:
 
     def __init__(self, state: State) -> None:
         self._state = state
+        self.holders = Holders()
+        self.introduce: Introduce = nothing_to_show
         self.starting = False
         """True until the registry knows this node."""
         self.node = admin.NodeRecord(node_id=state.rules.node_id)
@@ -187,7 +190,7 @@ class Queries:
             for request in state.requests.values()
             if request.trace_id == trace_id and request.stage is not Stage.SETTLED
         ]
-        found = [traced for traced in found if traced.tenant in ("", who.tenant)]
+        found = [traced for traced in found if (traced.tenant or OWNERS_TENANT) == who.tenant]
         return to_proto(found, self._state.rules.node_id)
 
     def get_node(self) -> admin.GetNodeReply:

@@ -64,6 +64,14 @@ def read_agent(item: Item) -> AgentRecord:
     return record
 
 
+def written_by(item: Item) -> str:
+    """The principal that registered the agent under a key; empty: nobody knows."""
+    try:
+        return AgentRecord.FromString(item.value).principal
+    except DecodeError:
+        return ""
+
+
 def read_node(item: Item) -> NodeRecord:
     """The node that a key stands for. Raises `Unreadable`."""
     try:

@@ -41,7 +41,7 @@ from reach.core.store import (
 from reach.node.admission import Admission
 from reach.node.contact import Contact
 from reach.node.everywhere import Peers
-from reach.node.newcomers import Newcomers, Registering
+from reach.node.newcomers import Asked, Newcomers, Registering, of_their_own
 from reach.node.own_key import OwnKey
 from reach.node.records import agent_key, stored_record
 from reach.node.shards import Shard, Shards
@@ -51,8 +51,6 @@ log = structlog.get_logger("reach.registry")
 BATCH = 60  # agents a transaction: each at most a compare, a write and a read, of 128 allowed per list
 BATCH_BYTES = 1_000_000  # of records a transaction; etcd takes 1.5 MiB
 RETRY_FIRST_S, RETRY_MOST_S = 0.25, 0.5  # 2 s at most took 5.6 s to write the keys again; cluster.md allows 5
-
-Asked = tuple[Registering, Attaching, Agent]
 
 
 class Registrar:
@@ -245,7 +243,7 @@ class Registrar:
         found = await self._store.txn([], [Get(key) for key in dict.fromkeys(agent_key(agent) for *_, agent in batch)])
         while True:
             present = {item.key: item for read in found.reads for item in read}
-            batch = self._without_newcomers(batch, present.keys())
+            batch = of_their_own(self._without_newcomers(batch, present.keys()), present)
             if not batch:
                 return
             records = {agent_key(agent): agent for *_, agent in batch}

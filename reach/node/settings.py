@@ -87,6 +87,24 @@ class Config:
         False,
         "Listen on an address that other machines reach, without TLS and keys. Whoever reaches it may do anything.",
     )
+    auth: str = _text(
+        "none",
+        "Who gets in. none: anybody; keys: who shows an API key; mtls: who shows a certificate of tls_ca.",
+    )
+    keys_file: str = _text("", "File with the API keys, made by `reach keys create`; read again when it changes.")
+    keys: str = _text("", "etcd: the API keys are in the registry, for all nodes; empty: in keys_file.")
+    tls_cert: str = _text("", "File with this node's certificate (PEM), and those that lead to its authority's.")
+    tls_key: str = _text("", "File with that certificate's key.")
+    tls_ca: str = _text("", "File with the certificates of the authorities that vouch for clients and for other nodes.")
+    health_access: str = _text("open", "grpc.health.v1 answers: open, anybody; closed, who is let in by auth.")
+    reflection_access: str = _text(
+        "auto",
+        "gRPC reflection answers: open, anybody; closed, admins; auto: open if listen is loopback, else closed.",
+    )
+    metrics_access: str = _text(
+        "auto",
+        "/metrics answers: open, anybody; closed, keys that may scrape; auto: open if auth is none, else closed.",
+    )
     node_id: str = _text("", "Name of this node, unique in the mesh; empty: the host's name and a random part.")
 
     # The registry

@@ -103,12 +103,14 @@ class Steering(Operations):
         try:
             watcher = Watcher(self._state, who.tenant, request.env, wanted, request.revision)
             while not self._state.draining:
+                self.holders.check(who)
                 news.clear()
                 reply = watcher.take()
                 if reply is not None:
                     yield reply
                 elif watcher.waits:
-                    await news.wait()
+                    with self.holders.hold(who, news):
+                        await news.wait()
         finally:
             self._watchers.discard(news)
         text = f"node {self._state.rules.node_id} is leaving: watch at another node"

@@ -12,7 +12,7 @@ from agentreach.aio.outlet import Outlet
 from agentreach.v1.frame_pb2 import Frame, Goodbye, Hello, Signal
 from agentreach.wire import limits
 from agentreach.wire.link import LinkError
-from reach.core import links, mesh
+from reach.core import links, mesh, revoking
 
 if TYPE_CHECKING:
     from reach.core.peers import Peer
@@ -117,6 +117,9 @@ class Stream(Carrier):
             self._hello_timer.cancel()
             self._hello_timer = None
         with self._engine.step() as state:
+            if self._who.key_id and self._who.key_id in state.ended_keys:
+                self._refuse(revoking.WHY, Goodbye.UNAUTHENTICATED)
+                return
             peer = links.hello(state, self._who, hello)
             if peer is None:
                 self._refuse("this node carries as many links as it may; try another node, or later")
@@ -153,11 +156,11 @@ class Stream(Carrier):
         with self._engine.step() as state:
             links.farewell(state, self._peer, Goodbye.PROTOCOL_ERROR, why)
 
-    def _refuse(self, why: str) -> None:
+    def _refuse(self, why: str, code: Goodbye.Code.ValueType = Goodbye.PROTOCOL_ERROR) -> None:
         """End a stream that never became a link."""
         self.over = True
         log.info("stream refused", peer=self._address, why=why)
-        goodbye = Signal(goodbye=Goodbye(code=Goodbye.PROTOCOL_ERROR, reason=why))
+        goodbye = Signal(goodbye=Goodbye(code=code, reason=why))
         self._last_words = Frame(signals=[goodbye]).SerializeToString()
         self._stop_waiting()
 

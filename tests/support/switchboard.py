@@ -125,7 +125,7 @@ class RuleSwitchboard:
         self.published.append(envelope)
         return PublishReply(matched=1, accepted=1)
 
-    async def everywhere(self, method: str, request: Message, own: Callable[[], Message]) -> Message:
+    async def everywhere(self, method: str, request: Message, own: Callable[[], Message], who: Identity) -> Message:
         """There are no others."""
         return own()
 

@@ -1088,11 +1088,19 @@ class KeyInfo(_message.Message):
     EXPIRES_AT_FIELD_NUMBER: _builtins.int
     LAST_USED_AT_FIELD_NUMBER: _builtins.int
     REVOKED_FIELD_NUMBER: _builtins.int
+    MAY_PUBLISH_FIELD_NUMBER: _builtins.int
+    MAY_SUBSCRIBE_FIELD_NUMBER: _builtins.int
+    SCRAPE_FIELD_NUMBER: _builtins.int
+    SIGNS_FIELD_NUMBER: _builtins.int
     key_id: _builtins.str
     principal: _builtins.str
     tenant: _builtins.str
     admin: _builtins.bool
     revoked: _builtins.bool
+    scrape: _builtins.bool
+    """may read /metrics"""
+    signs: _builtins.bool
+    """what it sends must be signed"""
     @_builtins.property
     def envs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -1105,6 +1113,10 @@ class KeyInfo(_message.Message):
     def expires_at(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
     def last_used_at(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def may_publish(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def may_subscribe(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -1119,10 +1131,14 @@ class KeyInfo(_message.Message):
         expires_at: _timestamp_pb2.Timestamp | None = ...,
         last_used_at: _timestamp_pb2.Timestamp | None = ...,
         revoked: _builtins.bool = ...,
+        may_publish: _abc.Iterable[_builtins.str] | None = ...,
+        may_subscribe: _abc.Iterable[_builtins.str] | None = ...,
+        scrape: _builtins.bool = ...,
+        signs: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "expires_at", b"expires_at", "last_used_at", b"last_used_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin", b"admin", "created_at", b"created_at", "envs", b"envs", "expires_at", b"expires_at", "key_id", b"key_id", "last_used_at", b"last_used_at", "may_call", b"may_call", "may_register", b"may_register", "principal", b"principal", "revoked", b"revoked", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin", b"admin", "created_at", b"created_at", "envs", b"envs", "expires_at", b"expires_at", "key_id", b"key_id", "last_used_at", b"last_used_at", "may_call", b"may_call", "may_publish", b"may_publish", "may_register", b"may_register", "may_subscribe", b"may_subscribe", "principal", b"principal", "revoked", b"revoked", "scrape", b"scrape", "signs", b"signs", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1154,8 +1170,11 @@ class CreateKeyReply(_message.Message):
 
     KEY_FIELD_NUMBER: _builtins.int
     SECRET_FIELD_NUMBER: _builtins.int
+    SIGNING_SECRET_FIELD_NUMBER: _builtins.int
     secret: _builtins.str
     """shown once"""
+    signing_secret: _builtins.str
+    """shown once; only if key.signs"""
     @_builtins.property
     def key(self) -> Global___KeyInfo: ...
     def __init__(
@@ -1163,10 +1182,11 @@ class CreateKeyReply(_message.Message):
         *,
         key: Global___KeyInfo | None = ...,
         secret: _builtins.str = ...,
+        signing_secret: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "secret", b"secret"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "secret", b"secret", "signing_secret", b"signing_secret"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1246,15 +1266,19 @@ class RotateKeyRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     KEY_ID_FIELD_NUMBER: _builtins.int
+    OVERLAP_S_FIELD_NUMBER: _builtins.int
     key_id: _builtins.str
+    overlap_s: _builtins.float
+    """how long the old key goes on; 0: it ends at once"""
     def __init__(
         self,
         *,
         key_id: _builtins.str = ...,
+        overlap_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key_id", b"key_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key_id", b"key_id", "overlap_s", b"overlap_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1266,18 +1290,23 @@ class RotateKeyReply(_message.Message):
 
     KEY_FIELD_NUMBER: _builtins.int
     SECRET_FIELD_NUMBER: _builtins.int
+    SIGNING_SECRET_FIELD_NUMBER: _builtins.int
     secret: _builtins.str
+    signing_secret: _builtins.str
     @_builtins.property
-    def key(self) -> Global___KeyInfo: ...
+    def key(self) -> Global___KeyInfo:
+        """the new one"""
+
     def __init__(
         self,
         *,
         key: Global___KeyInfo | None = ...,
         secret: _builtins.str = ...,
+        signing_secret: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "secret", b"secret"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "secret", b"secret", "signing_secret", b"signing_secret"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1291,11 +1320,22 @@ class ExplainAccessRequest(_message.Message):
     ACTION_FIELD_NUMBER: _builtins.int
     TARGET_FIELD_NUMBER: _builtins.int
     ENV_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    KEY_ID_FIELD_NUMBER: _builtins.int
+    ACTORS_FIELD_NUMBER: _builtins.int
     principal: _builtins.str
     action: _builtins.str
+    """register, call, publish, subscribe, admin, scrape"""
     env: _builtins.str
+    tenant: _builtins.str
+    key_id: _builtins.str
+    """as this key alone; else all keys of the principal together"""
     @_builtins.property
     def target(self) -> _envelope_pb2.Target: ...
+    @_builtins.property
+    def actors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """on whose behalf: their rights count too"""
+
     def __init__(
         self,
         *,
@@ -1303,10 +1343,13 @@ class ExplainAccessRequest(_message.Message):
         action: _builtins.str = ...,
         target: _envelope_pb2.Target | None = ...,
         env: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        key_id: _builtins.str = ...,
+        actors: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "env", b"env", "principal", b"principal", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "actors", b"actors", "env", b"env", "key_id", b"key_id", "principal", b"principal", "target", b"target", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1318,17 +1361,21 @@ class ExplainAccessReply(_message.Message):
 
     ALLOWED_FIELD_NUMBER: _builtins.int
     WHY_FIELD_NUMBER: _builtins.int
+    RULE_FIELD_NUMBER: _builtins.int
     allowed: _builtins.bool
     why: _builtins.str
+    rule: _builtins.str
+    """what decided: a pattern, or the name of a default"""
     def __init__(
         self,
         *,
         allowed: _builtins.bool = ...,
         why: _builtins.str = ...,
+        rule: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed", b"allowed", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed", b"allowed", "rule", b"rule", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

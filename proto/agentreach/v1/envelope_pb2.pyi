@@ -181,6 +181,7 @@ class Target(_message.Message):
     POLICY_FIELD_NUMBER: _builtins.int
     HASH_KEY_FIELD_NUMBER: _builtins.int
     BROADCAST_FIELD_NUMBER: _builtins.int
+    AMONG_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.str
     topic: _builtins.str
     agent_type: _builtins.str
@@ -199,6 +200,10 @@ class Target(_message.Message):
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """all must match"""
 
+    @_builtins.property
+    def among(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """written by the node: whom the sender may call; each is patterns of which one must hold"""
+
     def __init__(
         self,
         *,
@@ -211,10 +216,11 @@ class Target(_message.Message):
         policy: Global___RoutingPolicy.ValueType = ...,
         hash_key: _builtins.str = ...,
         broadcast: _builtins.bool = ...,
+        among: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "agent_type", b"agent_type", "broadcast", b"broadcast", "capabilities", b"capabilities", "hash_key", b"hash_key", "labels", b"labels", "policy", b"policy", "topic", b"topic", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "agent_type", b"agent_type", "among", b"among", "broadcast", b"broadcast", "capabilities", b"capabilities", "hash_key", b"hash_key", "labels", b"labels", "policy", b"policy", "topic", b"topic", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,24 +22,27 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from agentreach.v1 import admin_pb2 as agentreach_dot_v1_dot_admin__pb2
 from agentreach.v1 import envelope_pb2 as agentreach_dot_v1_dot_envelope__pb2
 from agentreach.v1 import frame_pb2 as agentreach_dot_v1_dot_frame__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x61gentreach/v1/peer.proto\x12\ragentreach.v1\x1a\x1c\x61gentreach/v1/envelope.proto\x1a\x19\x61gentreach/v1/frame.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8c\x01\n\x03Pin\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x0c\x12\x0c\n\x04home\x18\x04 \x01(\t\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x0c\n\x04turn\x18\x06 \x01(\x04\x12\x10\n\x08snapshot\x18\x07 \x01(\t\x12\r\n\x05since\x18\x08 \x01(\x04\"M\n\tCandidacy\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12/\n\x0bleads_since\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x80\x02\n\x07Lineage\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\x10\n\x08trace_id\x18\x02 \x01(\t\x12 \n\x04path\x18\x03 \x03(\x0b\x32\x12.agentreach.v1.Hop\x12\x11\n\thop_count\x18\x04 \x01(\r\x12\x18\n\x10\x64\x65\x61\x64line_unix_ms\x18\x05 \x01(\x06\x12\x1b\n\x13valid_until_unix_ms\x18\x06 \x01(\x06\x12\x0e\n\x06tenant\x18\x07 \x01(\t\x12\x11\n\tprincipal\x18\x08 \x01(\t\x12\x0e\n\x06\x61\x63tors\x18\t \x03(\t\x12\x0f\n\x07span_id\x18\n \x01(\t\x12\x0b\n\x03\x65nv\x18\x0b \x01(\t\x12\x12\n\nidempotent\x18\x0c \x01(\x08\x32\x45\n\x0bPeerService\x12\x36\n\x04Link\x12\x14.agentreach.v1.Frame\x1a\x14.agentreach.v1.Frame(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x61gentreach/v1/peer.proto\x12\ragentreach.v1\x1a\x19\x61gentreach/v1/admin.proto\x1a\x1c\x61gentreach/v1/envelope.proto\x1a\x19\x61gentreach/v1/frame.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8c\x01\n\x03Pin\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x0c\x12\x0c\n\x04home\x18\x04 \x01(\t\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x0c\n\x04turn\x18\x06 \x01(\x04\x12\x10\n\x08snapshot\x18\x07 \x01(\t\x12\r\n\x05since\x18\x08 \x01(\x04\"M\n\tCandidacy\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12/\n\x0bleads_since\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xa5\x01\n\tStoredKey\x12$\n\x04info\x18\x01 \x01(\x0b\x32\x16.agentreach.v1.KeyInfo\x12\x0e\n\x06lookup\x18\x02 \x01(\x0c\x12\x0c\n\x04salt\x18\x03 \x01(\x0c\x12\x0c\n\x04hash\x18\x04 \x01(\x0c\x12.\n\nrevoked_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0esigning_secret\x18\x06 \x01(\x0c\"\x80\x02\n\x07Lineage\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\x10\n\x08trace_id\x18\x02 \x01(\t\x12 \n\x04path\x18\x03 \x03(\x0b\x32\x12.agentreach.v1.Hop\x12\x11\n\thop_count\x18\x04 \x01(\r\x12\x18\n\x10\x64\x65\x61\x64line_unix_ms\x18\x05 \x01(\x06\x12\x1b\n\x13valid_until_unix_ms\x18\x06 \x01(\x06\x12\x0e\n\x06tenant\x18\x07 \x01(\t\x12\x11\n\tprincipal\x18\x08 \x01(\t\x12\x0e\n\x06\x61\x63tors\x18\t \x03(\t\x12\x0f\n\x07span_id\x18\n \x01(\t\x12\x0b\n\x03\x65nv\x18\x0b \x01(\t\x12\x12\n\nidempotent\x18\x0c \x01(\x08\x32\x45\n\x0bPeerService\x12\x36\n\x04Link\x12\x14.agentreach.v1.Frame\x1a\x14.agentreach.v1.Frame(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'agentreach.v1.peer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PIN']._serialized_start=134
-  _globals['_PIN']._serialized_end=274
-  _globals['_CANDIDACY']._serialized_start=276
-  _globals['_CANDIDACY']._serialized_end=353
-  _globals['_LINEAGE']._serialized_start=356
-  _globals['_LINEAGE']._serialized_end=612
-  _globals['_PEERSERVICE']._serialized_start=614
-  _globals['_PEERSERVICE']._serialized_end=683
+  _globals['_PIN']._serialized_start=161
+  _globals['_PIN']._serialized_end=301
+  _globals['_CANDIDACY']._serialized_start=303
+  _globals['_CANDIDACY']._serialized_end=380
+  _globals['_STOREDKEY']._serialized_start=383
+  _globals['_STOREDKEY']._serialized_end=548
+  _globals['_LINEAGE']._serialized_start=551
+  _globals['_LINEAGE']._serialized_end=807
+  _globals['_PEERSERVICE']._serialized_start=809
+  _globals['_PEERSERVICE']._serialized_end=878
 # @@protoc_insertion_point(module_scope)

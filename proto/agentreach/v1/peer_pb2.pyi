@@ -3,6 +3,7 @@
 isort:skip_file
 """
 
+from agentreach.v1 import admin_pb2 as _admin_pb2
 from agentreach.v1 import envelope_pb2 as _envelope_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
@@ -93,6 +94,47 @@ class Candidacy(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Candidacy: _TypeAlias = Candidacy  # noqa: Y015
+
+@_typing.final
+class StoredKey(_message.Message):
+    """An API key as the store keeps it: whoever reads it cannot use it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INFO_FIELD_NUMBER: _builtins.int
+    LOOKUP_FIELD_NUMBER: _builtins.int
+    SALT_FIELD_NUMBER: _builtins.int
+    HASH_FIELD_NUMBER: _builtins.int
+    REVOKED_AT_FIELD_NUMBER: _builtins.int
+    SIGNING_SECRET_FIELD_NUMBER: _builtins.int
+    lookup: _builtins.bytes
+    """HMAC-SHA256 of the key, cut short: by it a presented key is found"""
+    salt: _builtins.bytes
+    hash: _builtins.bytes
+    """scrypt of the key"""
+    signing_secret: _builtins.bytes
+    """HMAC needs it as it is"""
+    @_builtins.property
+    def info(self) -> _admin_pb2.KeyInfo: ...
+    @_builtins.property
+    def revoked_at(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        info: _admin_pb2.KeyInfo | None = ...,
+        lookup: _builtins.bytes = ...,
+        salt: _builtins.bytes = ...,
+        hash: _builtins.bytes = ...,
+        revoked_at: _timestamp_pb2.Timestamp | None = ...,
+        signing_secret: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["info", b"info", "revoked_at", b"revoked_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hash", b"hash", "info", b"info", "lookup", b"lookup", "revoked_at", b"revoked_at", "salt", b"salt", "signing_secret", b"signing_secret"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoredKey: _TypeAlias = StoredKey  # noqa: Y015
 
 @_typing.final
 class Lineage(_message.Message):

@@ -92,6 +92,7 @@ class AgentRecord(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     IN_FLIGHT_FIELD_NUMBER: _builtins.int
     CONFIG_VERSION_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.str
     agent_type: _builtins.str
     tenant: _builtins.str
@@ -114,6 +115,8 @@ class AgentRecord(_message.Message):
     load: _builtins.float
     in_flight: _builtins.int
     config_version: _builtins.int
+    principal: _builtins.str
+    """who registered it; nobody else may take the agent_id over"""
     @_builtins.property
     def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -151,10 +154,11 @@ class AgentRecord(_message.Message):
         load: _builtins.float = ...,
         in_flight: _builtins.int = ...,
         config_version: _builtins.int = ...,
+        principal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "heartbeat_at", b"heartbeat_at", "registered_at", b"registered_at", "weight", b"weight"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "agent_id", b"agent_id", "agent_type", b"agent_type", "capabilities", b"capabilities", "config_version", b"config_version", "description", b"description", "endpoints", b"endpoints", "env", b"env", "generation", b"generation", "heartbeat_at", b"heartbeat_at", "in_flight", b"in_flight", "incarnation", b"incarnation", "labels", b"labels", "lease_ttl_s", b"lease_ttl_s", "load", b"load", "max_concurrency", b"max_concurrency", "node_id", b"node_id", "priority", b"priority", "reentrant", b"reentrant", "registered_at", b"registered_at", "session_concurrency", b"session_concurrency", "status", b"status", "tenant", b"tenant", "version", b"version", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "agent_id", b"agent_id", "agent_type", b"agent_type", "capabilities", b"capabilities", "config_version", b"config_version", "description", b"description", "endpoints", b"endpoints", "env", b"env", "generation", b"generation", "heartbeat_at", b"heartbeat_at", "in_flight", b"in_flight", "incarnation", b"incarnation", "labels", b"labels", "lease_ttl_s", b"lease_ttl_s", "load", b"load", "max_concurrency", b"max_concurrency", "node_id", b"node_id", "principal", b"principal", "priority", b"priority", "reentrant", b"reentrant", "registered_at", b"registered_at", "session_concurrency", b"session_concurrency", "status", b"status", "tenant", b"tenant", "version", b"version", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__weight: _TypeAlias = _typing.Literal["weight"]  # noqa: Y015
     _WhichOneofArgType__weight: _TypeAlias = _typing.Literal["_weight", b"_weight"]  # noqa: Y015

@@ -11,6 +11,7 @@ import grpc
 from google.protobuf.message import Message
 
 from agentreach.v1.envelope_pb2 import EVENT, Envelope
+from reach.adapters.grpc_server.gating import identify
 from reach.adapters.grpc_server.outcome import (
     Context,
     M,
@@ -20,14 +21,9 @@ from reach.adapters.grpc_server.outcome import (
     parse,
     write,
 )
-from reach.core.ports import ANYBODY, ASKED_ALONE, Identity, Switchboard
+from reach.core.ports import ASKED_ALONE, Identity, Switchboard
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in its stubs only
-
-
-def identify(context: Context) -> Identity:
-    """Who is calling. Until there are keys, anybody is (the security issue fills this)."""
-    return ANYBODY
 
 
 def query(method: str, request_type: type[M], ask: Callable[[M, Identity], Message | Awaitable[Message]]) -> Handler:
@@ -35,7 +31,7 @@ def query(method: str, request_type: type[M], ask: Callable[[M, Identity], Messa
 
     async def serve(data: bytes, context: Context) -> bytes:
         try:
-            reply = ask(parse(request_type, data), identify(context))
+            reply = ask(parse(request_type, data), identify())
             return (reply if isinstance(reply, Message) else await reply).SerializeToString()
         except asyncio.CancelledError as error:
             if cancelled_from_outside():
@@ -53,10 +49,10 @@ def everywhere(method: str, request_type: type[M], own: Callable[[M, Identity], 
 
     async def serve(data: bytes, context: Context) -> bytes:
         try:
-            request, who = parse(request_type, data), identify(context)
+            request, who = parse(request_type, data), identify()
             if ASKED_ALONE in (context.invocation_metadata() or ()):
                 return own(request, who).SerializeToString()
-            return (await node.everywhere(method, request, lambda: own(request, who))).SerializeToString()
+            return (await node.everywhere(method, request, lambda: own(request, who), who)).SerializeToString()
         except asyncio.CancelledError as error:
             if cancelled_from_outside():
                 raise
@@ -75,7 +71,7 @@ def watch(
 
     async def serve(data: bytes, context: Context) -> None:
         try:
-            async with aclosing(follow(parse(request_type, data), identify(context))) as replies:
+            async with aclosing(follow(parse(request_type, data), identify())) as replies:
                 async for reply in replies:
                     if not await write(context, reply.SerializeToString()):
                         return
@@ -103,7 +99,7 @@ def message_call(
             trace_id = envelope.trace_id
             if event and not envelope.type:
                 envelope.type = EVENT
-            reply = await call(envelope, identify(context), context.time_remaining())
+            reply = await call(envelope, identify(), context.time_remaining())
             return reply.SerializeToString()
         except asyncio.CancelledError as error:
             if cancelled_from_outside():
@@ -125,7 +121,7 @@ def stream_call(method: str, switchboard: Switchboard) -> Handler:
         try:
             envelope = parse(Envelope, data)
             trace_id = envelope.trace_id
-            replies = switchboard.invoke_stream(envelope, identify(context), context.time_remaining())
+            replies = switchboard.invoke_stream(envelope, identify(), context.time_remaining())
             async with aclosing(replies):  # left early, the request is cancelled down to the handler
                 async for reply in replies:
                     if not await write(context, reply.SerializeToString()):

@@ -10,7 +10,8 @@ import grpc
 from agentreach.aio.options import SERVER_OPTIONS
 from reach.adapters.binding import join_address, require_free, split_address, taken
 from reach.adapters.grpc_server import health, reflection, services
-from reach.core.ports import Switchboard
+from reach.adapters.grpc_server.gating import Gate
+from reach.core.ports import Doorkeeper, Switchboard
 
 _log = logging.getLogger(__name__)
 
@@ -21,7 +22,8 @@ class GrpcServer:
     """Serves one `Switchboard` on one address. `start` once, `stop` once."""
 
     def __init__(self, switchboard: Switchboard, *, listen: str) -> None:
-        """`listen` is HOST:PORT; port 0 takes a free one, see `address`."""
+        """`listen` is HOST:PORT; port 0 takes a free one, see `address`. Without a `doorkeeper` anybody gets in."""
+        self.doorkeeper: Doorkeeper | None = None
         self._switchboard = switchboard
         self._listen = listen
         self._address = listen
@@ -49,7 +51,9 @@ class GrpcServer:
     async def start(self) -> None:
         """Bind and serve; `PortTaken` if the address cannot be had for this process alone."""
         require_free(self._listen, "gRPC", "listen")
-        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server = grpc.aio.server(
+            options=SERVER_OPTIONS, interceptors=[Gate(self.doorkeeper)] if self.doorkeeper is not None else None
+        )
         server.add_generic_rpc_handlers(self._handlers)
         try:
             port = server.add_insecure_port(self._listen)

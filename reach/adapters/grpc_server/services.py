@@ -12,7 +12,8 @@ from google.protobuf.message import Message
 from agentreach.v1 import admin_pb2, mesh_pb2, peer_pb2, registry_pb2
 from agentreach.v1.envelope_pb2 import Envelope
 from reach.adapters.grpc_server import calls, connect
-from reach.adapters.grpc_server.calls import Handler, identify, query
+from reach.adapters.grpc_server.calls import Handler, query
+from reach.adapters.grpc_server.gating import identify
 from reach.core.ports import Identity, Switchboard
 
 MESH = "agentreach.v1.MeshService"
@@ -27,7 +28,7 @@ def mesh(node: Switchboard) -> grpc.GenericRpcHandler:
         mesh_pb2.DESCRIPTOR,
         "MeshService",
         {
-            "Connect": connect.connect("Connect", lambda call: node.open_stream(identify(call), call.peer())),
+            "Connect": connect.connect("Connect", lambda call: node.open_stream(identify(), call.peer())),
             "Invoke": calls.message_call("Invoke", node.invoke),
             "InvokeStream": calls.stream_call("InvokeStream", node),
             "Publish": calls.message_call("Publish", node.publish, event=True),

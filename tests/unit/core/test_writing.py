@@ -58,7 +58,15 @@ envelopes = st.builds(
     headers=st.dictionaries(words, words, max_size=3),
 )
 parents = st.one_of(
-    st.none(), st.builds(Lineage, path=st.lists(hops, max_size=10), hop_count=st.integers(1, 300), tenant=words)
+    st.none(),
+    st.builds(
+        Lineage,
+        path=st.lists(hops, max_size=10),
+        hop_count=st.integers(1, 300),
+        tenant=words,
+        principal=st.sampled_from(["", "who", "ada"]),
+        actors=st.lists(words, max_size=3),
+    ),
 )
 
 
@@ -101,6 +109,9 @@ def test_a_delivery_says_what_the_sender_said_and_what_the_node_knows(
         detached=bool(envelope.reply_topic),
     )
     lineage = state.lineage.verify(got.lineage)
+    actors = list(parent.actors) if parent is not None else []
+    if parent is not None and parent.principal == "ada":  # another one than who sends
+        actors.append("ada")
     deadline_ms = int((request.deadline + state.unix_offset) * 1000)
     hop_count = (parent.hop_count if parent is not None else 0) + 1
     assert lineage == Lineage(
@@ -113,10 +124,12 @@ def test_a_delivery_says_what_the_sender_said_and_what_the_node_knows(
         tenant="tenant",
         principal="who",
         env="production",
+        actors=actors,
     )
     expected.type = pb.REQUEST
     expected.recipient, expected.tenant, expected.principal = "echo/1", "tenant", "who"
     expected.ClearField("actors")
+    expected.actors.extend(actors)
     expected.ClearField("path")
     expected.ClearField("session_event")
     expected.path.extend([*earlier, own])

@@ -13,7 +13,7 @@ from agentreach.v1 import admin_pb2 as admin
 from agentreach.v1.error_pb2 import CONNECT_FAILED, INTERNAL, NO_ROUTE, REJECTED
 from agentreach.wire.errors import failure
 from reach.core import nodes
-from reach.core.ports import MeshFailure, NoAnswer
+from reach.core.ports import Identity, MeshFailure, NoAnswer
 from reach.node.everywhere import Everywhere
 from tests.support.core import CoreMesh
 
@@ -31,7 +31,9 @@ class Answers:
         self.together = 0
         self.most_together = 0
 
-    async def ask(self, address: str, method: str, request: Message, reply_type: type[Any], limit_s: float) -> Any:
+    async def ask(
+        self, address: str, method: str, request: Message, reply_type: type[Any], limit_s: float, who: Identity
+    ) -> Any:
         self.asked.append(address)
         self.together += 1
         self.most_together = max(self.most_together, self.together)

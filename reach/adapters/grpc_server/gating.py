@@ -1,0 +1,71 @@
+"""Every call passes here first: who is calling is established before its body is read, whatever its shape.
+
+A refused call gets the shape of a two-way stream, so that its status goes out at once even to a client that never
+sends anything. Methods that do not exist are refused to strangers like those that do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from typing import Any
+
+import grpc
+
+from reach.adapters.grpc_server.outcome import Context, end_with
+from reach.core.ports import ANYBODY, Doorkeeper, Identity, MeshFailure
+
+_CALLER: ContextVar[Identity] = ContextVar("caller", default=ANYBODY)
+
+Handler = Any  # grpc.RpcMethodHandler is generic in its stubs only
+
+
+def identify() -> Identity:
+    """Who makes the call that this task handles. Anybody, where no gate stands."""
+    return _CALLER.get()
+
+
+class Gate(grpc.aio.ServerInterceptor):
+    """Lets in whom the doorkeeper lets in."""
+
+    def __init__(self, doorkeeper: Doorkeeper) -> None:
+        self._doorkeeper = doorkeeper
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]], call: grpc.HandlerCallDetails
+    ) -> Handler:
+        """The method's own handler, or one that refuses."""
+        method, metadata = str(call.method), tuple(call.invocation_metadata or ())
+        try:
+            who = await self._doorkeeper.admit(method, metadata)
+        except MeshFailure as refused:
+            return _refusal(refused)
+        if who is not None:
+            _CALLER.set(who)
+            return await continuation(call)
+        handler = await continuation(call)
+        return handler and self._by_certificate(method, handler)
+
+    def _by_certificate(self, method: str, handler: Handler) -> Handler:
+        """Who is calling stands in its certificate, which only the call itself knows."""
+        inner = handler.unary_unary or handler.unary_stream or handler.stream_stream or handler.stream_unary
+
+        async def serve(request: Any, context: Context) -> Any:
+            try:
+                _CALLER.set(self._doorkeeper.certified(method, context.auth_context()))
+            except MeshFailure as refused:
+                await end_with(context, refused)
+            return await inner(request, context)
+
+        if handler.request_streaming:
+            return grpc.stream_stream_rpc_method_handler(serve)
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(serve)
+        return grpc.unary_unary_rpc_method_handler(serve)
+
+
+def _refusal(refused: MeshFailure) -> Handler:
+    async def refuse(_: Any, context: Context) -> None:
+        await end_with(context, refused)
+
+    return grpc.stream_stream_rpc_method_handler(refuse)

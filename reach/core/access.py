@@ -1,0 +1,294 @@
+"""Who may do what: one decision table, in plain code.
+
+What a principal may do is its `Rights`. Without any (authentication is off) everything is allowed; with them nothing is
+that no pattern allows. A call that a handler makes carries its actors, the principals on whose behalf it is made, and
+is allowed only if each of them would be allowed it too.
+
+A pattern is a name in which `*` stands for any text. For registering and calling it names an agent type
+(`extractor`, `extract*`), one of its instances (`extractor/blue-*`), or with `cap:` a capability (`cap:ner`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import lru_cache
+from typing import Final
+
+from agentreach.v1.envelope_pb2 import Target
+from reach.core.agents import DEFAULT_ENV, normal_capability
+
+CAPABILITY: Final = "cap:"
+PATTERN_CHARS_MAX = 200
+_PATTERN = re.compile(r"(cap:)?[A-Za-z0-9*][A-Za-z0-9._*/-]*")
+
+
+class Action(Enum):
+    """What somebody wants to do."""
+
+    REGISTER = "register"
+    CALL = "call"
+    PUBLISH = "publish"
+    SUBSCRIBE = "subscribe"
+    ADMIN = "admin"
+    SCRAPE = "scrape"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether it is allowed, and by what: the pattern that allows it, or the default that does not."""
+
+    allowed: bool
+    rule: str
+    why: str
+    among: str = ""
+    """Of a call that names no type: it may go to agents that fit one of these patterns only."""
+
+
+def pattern_fault(pattern: str, *, topic: bool = False) -> str:
+    """What is wrong with a pattern, for the person who wrote it; empty: nothing."""
+    if not pattern or len(pattern) > PATTERN_CHARS_MAX:
+        return f"a pattern has 1 to {PATTERN_CHARS_MAX} characters"
+    if not _PATTERN.fullmatch(pattern) or (topic and pattern.startswith(CAPABILITY)):
+        kinds = (
+            "a topic, with * for any text" if topic else "TYPE, TYPE/INSTANCE or cap:CAPABILITY, with * for any text"
+        )
+        return f"{pattern!r} is no pattern; allowed: {kinds}"
+    return ""
+
+
+class Patterns:
+    """Some patterns, ready to be asked."""
+
+    __slots__ = ("_any", "_capabilities", "_instances", "_types", "texts")
+
+    def __init__(self, texts: Iterable[str] = (), *, topics: bool = False) -> None:
+        self.texts = tuple(dict.fromkeys(texts if topics else map(_normal, texts)))
+        capabilities: list[str] = []
+        instances: list[str] = []
+        types: list[str] = []
+        for text in self.texts:
+            if topics:
+                types.append(text)
+            elif text.startswith(CAPABILITY):
+                capabilities.append(text)
+            else:
+                (instances if "/" in text else types).append(text)
+        self._any = "*" in types
+        self._types = _compiled(types)
+        self._instances = _compiled(instances)
+        self._capabilities = _compiled(capabilities)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Patterns) and other.texts == self.texts
+
+    def __hash__(self) -> int:
+        return hash(self.texts)
+
+    def __repr__(self) -> str:
+        return f"Patterns({', '.join(self.texts)})"
+
+    def of_name(self, name: str) -> str:
+        """The pattern for a type or a topic that this name fits; empty: none."""
+        return "*" if self._any else _first(self._types, name)
+
+    def of_agent(self, agent_id: str) -> str:
+        """The pattern for a type or an instance that this agent_id fits; empty: none."""
+        return self.of_name(agent_id.partition("/")[0]) or _first(self._instances, agent_id)
+
+    def of_capability(self, name: str) -> str:
+        """The pattern for a capability that this one fits; empty: none."""
+        return _first(self._capabilities, CAPABILITY + normal_capability(name))
+
+    @property
+    def anything(self) -> bool:
+        """Every type fits."""
+        return self._any
+
+    @property
+    def names_agents(self) -> bool:
+        """There are patterns for types or instances."""
+        return self._any or bool(self._types or self._instances)
+
+    @property
+    def names_capabilities(self) -> bool:
+        """There are patterns for capabilities."""
+        return bool(self._capabilities)
+
+    @property
+    def among(self) -> str:
+        """The patterns for types and instances as one word: `fits` reads it."""
+        return "" if self._any else " ".join(text for text in self.texts if not text.startswith(CAPABILITY))
+
+
+def _normal(text: str) -> str:
+    if text.startswith(CAPABILITY):
+        return CAPABILITY + normal_capability(text[len(CAPABILITY) :])
+    agent_type, slash, instance = text.partition("/")
+    return agent_type.lower() + slash + instance
+
+
+def _compiled(texts: Iterable[str]) -> tuple[tuple[str, re.Pattern[str]], ...]:
+    return tuple((text, re.compile(".*".join(map(re.escape, text.split("*"))), re.DOTALL)) for text in texts)
+
+
+def _first(patterns: tuple[tuple[str, re.Pattern[str]], ...], name: str) -> str:
+    return next((text for text, pattern in patterns if pattern.fullmatch(name)), "")
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """What a principal may do. Envs are names, or `*` for all."""
+
+    envs: frozenset[str] = frozenset({"*"})
+    register: Patterns = field(default_factory=Patterns)
+    call: Patterns = field(default_factory=Patterns)
+    publish: Patterns = field(default_factory=lambda: Patterns(topics=True))
+    subscribe: Patterns = field(default_factory=lambda: Patterns(topics=True))
+    admin: bool = False
+    scrape: bool = False
+    signs: bool = False
+    """What it sends must be signed."""
+
+    def with_also(self, other: Rights) -> Rights:
+        """What both allow together: those of a principal with two keys."""
+        return Rights(
+            self.envs | other.envs,
+            Patterns((*self.register.texts, *other.register.texts)),
+            Patterns((*self.call.texts, *other.call.texts)),
+            Patterns((*self.publish.texts, *other.publish.texts), topics=True),
+            Patterns((*self.subscribe.texts, *other.subscribe.texts), topics=True),
+            self.admin or other.admin,
+            self.scrape or other.scrape,
+            self.signs or other.signs,
+        )
+
+    def holds_in(self, env: str) -> bool:
+        """Whether they hold in this env at all."""
+        return "*" in self.envs or (env or DEFAULT_ENV) in self.envs
+
+
+NO_RIGHTS = Rights(envs=frozenset())
+
+
+def may_register(
+    rights: Rights | None, agent_id: str, capabilities: Sequence[str], env: str, *, who: str = "this principal"
+) -> Decision:
+    """Whether an agent of this id, with these capabilities, may be registered.
+
+    Patterns for capabilities, where there are any, must cover all that it declares.
+    """
+    if rights is None:
+        return _OPEN
+    wrong_env = _env_fault(rights, env, who)
+    if wrong_env is not None:
+        return wrong_env
+    rule = rights.register.of_agent(agent_id)
+    if not rule:
+        return _denied(f"{who} may not register agents of type {agent_id.partition('/')[0]}", rights.register)
+    if rights.register.names_capabilities:
+        for name in capabilities:
+            if not rights.register.of_capability(name):
+                return _denied(f"{who} may not register the capability {name}", rights.register)
+    return Decision(True, rule, f"{who} may register {rule}")
+
+
+def may_call(rights: Rights | None, target: Target, env: str, *, who: str = "this principal") -> Decision:
+    """Whether a message may be sent to this target, which is no topic.
+
+    One that names no type may be allowed to some of its agents only: `Decision.among`.
+    """
+    if rights is None:
+        return _OPEN
+    wrong_env = _env_fault(rights, env, who)
+    if wrong_env is not None:
+        return wrong_env
+    call = rights.call
+    agent_id, agent_type = target.agent_id, target.agent_type
+    if agent_id:
+        kind, slash, instance = agent_id.partition("/")
+        rule, what = call.of_agent(kind.lower() + slash + instance), f"agent {agent_id}"
+    elif agent_type:
+        rule, what = call.of_name(agent_type.lower()), f"agents of type {agent_type}"
+    else:
+        rule, what = "*" if call.anything else "", "agents that it does not name by type"
+    rule = rule or next(filter(None, map(call.of_capability, target.capabilities)), "")
+    if rule:
+        return Decision(True, rule, f"{who} may call {rule}")
+    if not agent_id and call.names_agents and (not agent_type or _instances_of(call, agent_type.lower())):
+        return Decision(True, call.among, f"{who} may call those that fit {call.among}", call.among)
+    return _denied(f"{who} may not call {what}", call)
+
+
+def _instances_of(call: Patterns, agent_type: str) -> bool:
+    """Whether some pattern for instances could fit one of this type."""
+    return any(
+        "/" in text and re.fullmatch(".*".join(map(re.escape, text.partition("/")[0].split("*"))), agent_type)
+        for text in call.texts
+    )
+
+
+def may_publish(rights: Rights | None, topic: str, env: str, *, who: str = "this principal") -> Decision:
+    """Whether an event may be sent to this topic."""
+    return _topic(rights, rights.publish if rights is not None else None, topic, env, f"{who} may not publish to")
+
+
+def may_subscribe(rights: Rights | None, topic: str, env: str, *, who: str = "this principal") -> Decision:
+    """Whether this topic may be listened to."""
+    return _topic(rights, rights.subscribe if rights is not None else None, topic, env, f"{who} may not subscribe to")
+
+
+def _topic(rights: Rights | None, patterns: Patterns | None, topic: str, env: str, denial: str) -> Decision:
+    if rights is None or patterns is None:
+        return _OPEN
+    wrong_env = _env_fault(rights, env, denial.partition(" may not")[0])
+    if wrong_env is not None:
+        return wrong_env
+    rule = patterns.of_name(topic)
+    return Decision(True, rule, f"{rule} is allowed") if rule else _denied(f"{denial} {topic}", patterns)
+
+
+def may_administer(rights: Rights | None, *, who: str = "this principal") -> Decision:
+    """Whether AdminService may be used."""
+    if rights is None:
+        return _OPEN
+    return (
+        Decision(True, "admin", f"{who} is an admin")
+        if rights.admin
+        else Decision(False, "default", f"{who} is no admin")
+    )
+
+
+def may_scrape(rights: Rights | None, *, who: str = "this principal") -> Decision:
+    """Whether /metrics may be read."""
+    if rights is None:
+        return _OPEN
+    if rights.scrape or rights.admin:
+        return Decision(True, "scrape" if rights.scrape else "admin", f"{who} may read metrics")
+    return Decision(False, "default", f"{who} may not read metrics")
+
+
+def fits(among: Iterable[str], agent_id: str) -> bool:
+    """Whether an agent is one of those that `Target.among` leaves: of each word one pattern must hold."""
+    return all(_alternatives(word).of_agent(agent_id) for word in among)
+
+
+@lru_cache(maxsize=1024)
+def _alternatives(word: str) -> Patterns:
+    return Patterns(word.split())
+
+
+_OPEN = Decision(True, "open", "authentication is off: everybody may do anything")
+
+
+def _env_fault(rights: Rights, env: str, who: str) -> Decision | None:
+    if rights.holds_in(env):
+        return None
+    envs = ", ".join(sorted(rights.envs)) or "none"
+    return Decision(False, "envs", f"{who} may do nothing in env {env or DEFAULT_ENV} (its envs: {envs})")
+
+
+def _denied(why: str, patterns: Patterns) -> Decision:
+    return Decision(False, "default", f"{why} (it may: {', '.join(patterns.texts) or 'nothing'})")

@@ -1,0 +1,198 @@
+"""The node's doorkeeper: from what a call shows to a principal, and from a revoked key to the ends of its streams.
+
+It asks the keys (or the certificate) who it is and the table of doors what that opens. A key is hashed slowly once;
+from then on its holder is known at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import structlog
+
+from agentreach.v1 import error_pb2 as codes
+from agentreach.wire.errors import failure
+from reach.core import access, doors, revoking
+from reach.core.access import Rights
+from reach.core.doors import Needs, Unshown
+from reach.core.ports import ANYBODY, ASKED_ALONE, ASKED_FOR, OWNERS_TENANT, Identity, MeshFailure
+from reach.core.state import State
+from reach.node.config import Config, loopback
+from reach.node.holders import Holders
+
+log = structlog.get_logger("reach.gate")
+
+_ADMIN = Rights(admin=True)
+
+
+class Keys(Protocol):
+    """The API keys of the mesh, wherever they are kept."""
+
+    def known(self, key: str) -> Identity | None:
+        """Whose key it is, if it was verified before and still holds. Never waits."""
+        ...
+
+    async def verified(self, key: str) -> Identity | None:
+        """The same for a key that was never seen; None: nobody's, or it has ended."""
+        ...
+
+    def principals(self) -> dict[tuple[str, str], Rights]:
+        """By (tenant, principal): what all its valid keys allow together."""
+        ...
+
+    def on_change(self, told: Callable[[frozenset[str]], None]) -> None:
+        """Have `told` called after each change, with the ids of the keys that have ended."""
+        ...
+
+
+class Certificates(Protocol):
+    """The principals that certificates stand for."""
+
+    def identify(self, certificate: Mapping[str, Iterable[bytes]]) -> Identity | None:
+        """Whose certificate it is; None: nobody's here."""
+        ...
+
+    def principals(self) -> dict[tuple[str, str], Rights]:
+        """By (tenant, principal): what its certificates allow together."""
+        ...
+
+
+class Gatekeeper:
+    """Implements `reach.core.ports.Doorkeeper`; one of a node."""
+
+    def __init__(
+        self,
+        config: Config,
+        step: Callable[[], AbstractContextManager[State]],
+        keys: Keys | None,
+        certificates: Certificates | None,
+        *,
+        secret: bytes,
+        address: Callable[[], str],
+        holders: Holders,
+    ) -> None:
+        """`secret` is shared by all nodes of the mesh, `address` is where the others reach this one."""
+        self._config = config
+        self._step = step
+        self._keys = keys
+        self._certificates = certificates
+        self._secret = secret
+        self._address = address
+        self._holders = holders
+        self._open = {
+            Needs.HEALTH: config.health_access == "open",
+            Needs.REFLECTION: config.reflection_access == "open"
+            or (config.reflection_access == "auto" and loopback(config.listen)),
+        }
+        with step() as state:
+            for known in (keys, certificates):
+                if known is not None:
+                    state.principals |= known.principals()
+        if keys is not None:
+            keys.on_change(self._keys_changed)
+
+    async def admit(self, method: str, metadata: Sequence[tuple[str, str | bytes]]) -> Identity | None:
+        """See `Doorkeeper.admit`."""
+        needed = doors.needs(method)
+        if self._open.get(needed):
+            return ANYBODY
+        try:
+            scheme, text = doors.shown(metadata)
+        except Unshown as wrong:
+            if self._certificates is not None:
+                return None
+            raise self._refused(method, str(wrong)) from None
+        if scheme == doors.NODE:
+            who = self._node(text, metadata)
+        elif self._keys is None:
+            if self._certificates is not None:
+                return None
+            who = ANYBODY  # a key where none is needed
+        else:
+            who = self._keys.known(text) or await self._keys.verified(text)
+        if who is None:
+            raise self._refused(method, "what it shows is not valid here, has expired, or was revoked")
+        return self._through(method, needed, who)
+
+    def certified(self, method: str, certificate: Mapping[str, Iterable[bytes]]) -> Identity:
+        """See `Doorkeeper.certified`."""
+        who = self._certificates.identify(certificate) if self._certificates is not None else None
+        if who is None:
+            raise self._refused(method, "its certificate stands for no principal here")
+        return self._through(method, doors.needs(method), who)
+
+    async def may_scrape(self, authorization: Sequence[str]) -> str:
+        """Why whoever shows these headers may not read /metrics; empty: it may."""
+        access_to = self._config.metrics_access
+        if access_to == "open" or (access_to == "auto" and self._config.auth == "none"):
+            return ""
+        try:
+            _, text = doors.shown([(doors.AUTHORIZATION, value) for value in authorization])
+        except Unshown as wrong:
+            return str(wrong)
+        who = (self._keys.known(text) or await self._keys.verified(text)) if self._keys is not None else None
+        if who is None:
+            return "what it shows is not valid here, has expired, or was revoked"
+        decision = access.may_scrape(who.rights, who=f"principal {who.principal}")
+        return "" if decision.allowed else decision.why
+
+    def _node(self, text: str, metadata: Sequence[tuple[str, str | bytes]]) -> Identity | None:
+        """Another node: as itself, or for the admin who asked it."""
+        node_id = doors.proves(text, self._secret, self._address())
+        if not node_id:
+            return None
+        asked_for = next((value for name, value in metadata if name == ASKED_FOR and isinstance(value, str)), None)
+        if asked_for is None or ASKED_ALONE not in metadata:
+            return Identity("", f"node/{node_id}")
+        tenant, _, principal = asked_for.partition("/")
+        return Identity(tenant, principal, _ADMIN)
+
+    def _through(self, method: str, needed: Needs, who: Identity) -> Identity:
+        """Who was recognised, if this door is open to it."""
+        why = self._closed_to(needed, who)
+        if not why:
+            return who
+        with self._step() as state:
+            state.stats.denied += 1
+        log.warning("not let in", method=method, tenant=who.tenant, principal=who.principal, why=why)
+        raise MeshFailure(failure(codes.PERMISSION_DENIED, f"{why}; `reach authz explain` shows who may what"))
+
+    @staticmethod
+    def _closed_to(needed: Needs, who: Identity) -> str:
+        is_node = not who.tenant
+        if is_node or needed is Needs.NODE:
+            return "" if is_node and needed is Needs.NODE else "this is for other nodes of the mesh only"
+        if needed in (Needs.PRINCIPAL, Needs.HEALTH):
+            return ""
+        decision = access.may_administer(who.rights, who=f"principal {who.principal}")
+        if not decision.allowed:
+            return f"{decision.why}, and this needs one"
+        if needed is Needs.OWNER and who.tenant != OWNERS_TENANT:
+            return f"this concerns all tenants: it needs an admin of tenant {OWNERS_TENANT}"
+        return ""
+
+    def _refused(self, method: str, why: str) -> MeshFailure:
+        with self._step() as state:
+            state.stats.strangers += 1
+        log.warning("not let in", method=method, why=why)
+        return MeshFailure(failure(codes.UNAUTHENTICATED, why))
+
+    def _keys_changed(self, ended: frozenset[str]) -> None:
+        assert self._keys is not None
+        with self._step() as state:
+            state.principals = self._keys.principals()
+            if ended:
+                revoking.revoked(state, ended)
+        self._holders.wake(ended)
+
+
+def introduction(secret: bytes, node_id: str) -> Callable[[str, Identity | None], tuple[tuple[str, str], ...]]:
+    """What this node shows the one at an address; with an identity, on behalf of that admin."""
+
+    def headers(address: str, asked_for: Identity | None = None) -> tuple[tuple[str, str], ...]:
+        shown = (doors.AUTHORIZATION, doors.node_proof(secret, node_id, address))
+        return (shown,) if asked_for is None else (shown, (ASKED_FOR, f"{asked_for.tenant}/{asked_for.principal}"))
+
+    return headers

@@ -1,0 +1,47 @@
+"""Coroutines that wait on behalf of a key: woken when it ends, so that no stream outlives the key that opened it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+from agentreach.v1 import error_pb2 as codes
+from agentreach.wire.errors import failure
+from reach.core.ports import Identity, MeshFailure
+from reach.core.revoking import WHY
+
+
+class Holders:
+    """The events that wait, by key. What was opened without a key is not held."""
+
+    def __init__(self) -> None:
+        self._events: dict[str, set[asyncio.Event]] = {}
+        self._ended: set[str] = set()
+
+    @contextlib.contextmanager
+    def hold(self, who: Identity, event: asyncio.Event) -> Iterator[None]:
+        """Set `event` too when the key of `who` ends."""
+        if not who.key_id:
+            yield
+            return
+        events = self._events.setdefault(who.key_id, set())
+        events.add(event)
+        try:
+            yield
+        finally:
+            events.discard(event)
+            if not events:
+                self._events.pop(who.key_id, None)
+
+    def check(self, who: Identity) -> None:
+        """Raise `MeshFailure` UNAUTHENTICATED if its key has ended."""
+        if who.key_id and who.key_id in self._ended:
+            raise MeshFailure(failure(codes.UNAUTHENTICATED, WHY))
+
+    def wake(self, ended: frozenset[str]) -> None:
+        """These keys have ended."""
+        self._ended |= ended
+        for key_id in ended:
+            for event in self._events.get(key_id, ()):
+                event.set()
