@@ -15,7 +15,7 @@ from reach.core import returning
 from reach.core.ports import NodeStream
 from reach.node.app import make_engine
 from reach.node.engine import Engine
-from reach.node.lineage_key import shared_key
+from reach.node.lineage_key import lineage_secrets
 from reach.node.parts import Parts
 from reach.node.settings import Config
 
@@ -41,7 +41,7 @@ class InProcessNode:
     async def start(self, others: Others | None = None) -> None:
         """Begin; then streams can be opened. `others` leads to other nodes."""
         record = NodeRecord(node_id=self._config.node_id, address=self.address, incarnation=os.urandom(16))
-        key = await shared_key(self.store)
+        key = await lineage_secrets(self.store)
         self.engine = engine = make_engine(self._config, time.time(), record.incarnation, key)
         self._parts = Parts(engine, self._config, self.store, record, others or Others([]), self._snapshots)
         await self._parts.start()

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -21,26 +20,26 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from agentreach.aio.clock import boot_time
 from agentreach.aio.grpc_transport import LINK_PATH, GrpcTransport
 from agentreach.v1.admin_pb2 import NodeRecord
+from agentreach.v1.peer_pb2 import LineageSecrets
 from reach.adapters.binding import PortTaken
-from reach.adapters.etcd import EtcdStore, EtcdTls, parse_endpoints
 from reach.adapters.grpc_server.server import GrpcServer
 from reach.adapters.http_server import HttpServer
-from reach.adapters.memory_store import MemoryStore
 from reach.adapters.metrics import make_registry, render
 from reach.adapters.peer_queries import PeerQueries
 from reach.core import returning
 from reach.core.rules import Rules
 from reach.core.snapshots import SnapshotsUnavailable
 from reach.core.state import State
-from reach.core.store import Store, StoreUnavailable
+from reach.core.store import StoreUnavailable
 from reach.node.config import Config
 from reach.node.engine import Engine
 from reach.node.everywhere import Everywhere
 from reach.node.gate import introduction
 from reach.node.gauges import NodeGauges
-from reach.node.lineage_key import KEY_BYTES, PEERS_KEY, named_by_itself, shared_key
+from reach.node.lineage_key import keys_of, lineage_secrets, new_secrets, shared_key
 from reach.node.own_key import NameTaken
 from reach.node.parts import Parts
+from reach.node.registry_access import make_store
 
 log = structlog.get_logger("reach")
 
@@ -67,7 +66,7 @@ def rules_of(config: Config) -> Rules:
     return Rules(**numbers)
 
 
-def make_engine(config: Config, unix: float, incarnation: bytes = b"", lineage_key: bytes = b"") -> Engine:
+def make_engine(config: Config, unix: float, incarnation: bytes = b"", lineage: LineageSecrets | None = None) -> Engine:
     """The engine of a node; call it inside the event loop that will run it.
 
     What names this start of the node, and what signs lineages, is made up where it is not given.
@@ -80,7 +79,7 @@ def make_engine(config: Config, unix: float, incarnation: bytes = b"", lineage_k
         rng=fast,
         secrets=rng,
         nonce=incarnation[:8],
-        lineage=named_by_itself(lineage_key or os.urandom(KEY_BYTES)),
+        lineage=keys_of(lineage or new_secrets(unix)),
         now=boot_time(),
         unix=unix,
     )
@@ -96,11 +95,11 @@ async def running(config: Config) -> AsyncIterator[Node]:
     """
     store = await make_store(config)
     record = _node_record(config)
-    lineage_key = await shared_key(store)
-    engine = make_engine(config, time.time(), record.incarnation, lineage_key)
+    lineage = await lineage_secrets(store)
+    engine = make_engine(config, time.time(), record.incarnation, lineage)
     parts = Parts(engine, config, store, record, GrpcTransport(path=LINK_PATH))
     if config.auth != "none":
-        secret = await shared_key(store, PEERS_KEY)
+        secret = await shared_key(store)
         engine.introduce = introduction(secret, config.node_id)
     queries = PeerQueries(engine.introduce)
     engine.others = others = Everywhere(engine.state, queries)
@@ -152,28 +151,6 @@ def _node_record(config: Config) -> NodeRecord:
         started_at=_stamp(time.time()),
         incarnation=os.urandom(16),
     )
-
-
-async def make_store(config: Config) -> Store:
-    """The registry store that the configuration names. Raises `StoreUnavailable` within about 5 s."""
-    if config.registry == "memory":
-        return MemoryStore()
-    address = parse_endpoints(config.registry)
-    tls = None
-    if config.registry_tls_ca or address.tls:
-        tls = EtcdTls(
-            ca=_path(config.registry_tls_ca), cert=_path(config.registry_tls_cert), key=_path(config.registry_tls_key)
-        )
-    try:
-        return await EtcdStore.connect(
-            address.endpoints,
-            prefix=config.registry_prefix,
-            tls=tls,
-            user=config.registry_user or None,
-            password=config.registry_password or None,
-        )
-    except OSError as error:
-        raise StoreUnavailable(f"{error.filename}: {error.strerror}") from error
 
 
 async def run_node(config: Config) -> int:
@@ -237,10 +214,6 @@ async def _first(task: asyncio.Task[Any], stop: asyncio.Event) -> bool:
     await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     return task.done()
-
-
-def _path(name: str) -> Path | None:
-    return Path(name) if name else None
 
 
 def _duty_ended(task: asyncio.Task[None], broken: asyncio.Event) -> None:

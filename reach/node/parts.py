@@ -15,6 +15,7 @@ from reach.node.election import Election
 from reach.node.engine import Engine
 from reach.node.everywhere import Peers
 from reach.node.forwarding import Forwarding
+from reach.node.lineage_key import LineageKeeper
 from reach.node.nodelinks import NodeLinks
 from reach.node.pin_keeper import PinKeeper
 from reach.node.pins import PinBook
@@ -62,6 +63,7 @@ class Parts:
         pins = PinBook(store, config.node_id, config.session_ttl_s, lambda: contact.away)
         pins.snapshots = snapshots or make_snapshots(config, store, pins.lease)
         engine.use(registrar, pins)
+        self._lineage = LineageKeeper(store, election, engine.step)
         self._pin_keeper = PinKeeper(store, pins, engine.state, engine.step)
         engine.node, engine.registry_name = record, config.registry.partition(":")[0]
         engine.leader = lambda: election.leader
@@ -89,6 +91,7 @@ class Parts:
             group.create_task(self._node_links.run(), name="node-links")
             group.create_task(self._policies.run(), name="policies")
             group.create_task(self._pin_keeper.run(), name="pin-keeper")
+            group.create_task(self._lineage.run(), name="lineage")
 
     def resign(self) -> None:
         """Lead no more."""

@@ -13,7 +13,7 @@ from reach.core.ports import ANYBODY, MeshFailure, NodeStream
 from reach.core.store import Store, StoreUnavailable
 from reach.node.app import make_engine
 from reach.node.config import load
-from reach.node.lineage_key import shared_key
+from reach.node.lineage_key import lineage_secrets
 from reach.node.parts import Parts
 
 from .network import SimTransport
@@ -59,7 +59,7 @@ class SimNode:
     async def _start(self) -> None:
         process, config, store = self._process, self._config, self.store
         record = NodeRecord(node_id=config.node_id, address=self._address, incarnation=process.incarnation)
-        key = await shared_key(store)
+        key = await lineage_secrets(store)
         self.engine = engine = make_engine(config, process.unix, process.incarnation, key)
         process.things.update(engine=engine, state=engine.state)
         self._world.lives[engine.state.nonce] = process

@@ -96,6 +96,39 @@ class Candidacy(_message.Message):
 Global___Candidacy: _TypeAlias = Candidacy  # noqa: Y015
 
 @_typing.final
+class LineageSecrets(_message.Message):
+    """The keys that sign Envelope.lineage, as the store keeps them for all nodes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIGNING_FIELD_NUMBER: _builtins.int
+    OTHER_FIELD_NUMBER: _builtins.int
+    COMING_FIELD_NUMBER: _builtins.int
+    SINCE_UNIX_S_FIELD_NUMBER: _builtins.int
+    signing: _builtins.bytes
+    other: _builtins.bytes
+    """believed as well: the one before, or the one that signs next; may be empty"""
+    coming: _builtins.bool
+    """other signs next"""
+    since_unix_s: _builtins.float
+    """of the last change"""
+    def __init__(
+        self,
+        *,
+        signing: _builtins.bytes = ...,
+        other: _builtins.bytes = ...,
+        coming: _builtins.bool = ...,
+        since_unix_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coming", b"coming", "other", b"other", "signing", b"signing", "since_unix_s", b"since_unix_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LineageSecrets: _TypeAlias = LineageSecrets  # noqa: Y015
+
+@_typing.final
 class StoredKey(_message.Message):
     """An API key as the store keeps it: whoever reads it cannot use it."""
 
