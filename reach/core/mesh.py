@@ -36,6 +36,7 @@ from reach.core import (
     moves,
     nodes,
     once,
+    order,
     owners,
     rebalance,
     replies,
@@ -220,7 +221,9 @@ def finish_step(state: State) -> None:
         loads.tell_news(state)
     if state.topics.news:
         interest.tell_news(state)
-    while state.lanes_ready or directory.freed or directory.shrunk:
+    while state.lanes_ready or state.lines_ready or directory.freed or directory.shrunk:
+        if state.lines_ready:
+            order.go_on(state)
         if state.lanes_ready:
             lanes.drain_ready(state)
         if directory.freed:

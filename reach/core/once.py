@@ -17,7 +17,7 @@ from agentreach.v1.envelope_pb2 import Envelope, Target
 from agentreach.v1.frame_pb2 import Found, Lookup, MessageKey, Signal
 from agentreach.wire.errors import failure
 from agentreach.wire.names import normalise_env
-from reach.core import admit, claims, credit, nodes, outcomes, returning, route, settle, vanished, writing
+from reach.core import admit, claims, credit, nodes, order, outcomes, returning, route, settle, vanished, writing
 from reach.core.agents import UNREACHABLE, Agent
 from reach.core.claims import Inquiry
 from reach.core.ports import Identity
@@ -39,9 +39,10 @@ INQUIRIES_MAX = 10_000  # beyond, it cannot be known whether a message has run
 # ---- whose it is ----
 
 
-def owner(state: State, key: Key) -> NodePeer | None:
-    """The node that owns a message which is not fresh; None: this one."""
-    salt = "\0".join(key).encode("utf-8", "surrogateescape")
+def owner(state: State, key: Key, session_id: str = "") -> NodePeer | None:
+    """The node that owns a message which is not fresh; None: this one. All of one sender's session have the same."""
+    of = (*key[:3], "", session_id) if session_id else key
+    salt = "\0".join(of).encode("utf-8", "surrogateescape")
     best, rank = None, _rank(salt, state.rules.node_id)
     for node in state.nodes.values():
         if node.connected and not node.draining and (other := _rank(salt, node.node_id)) > rank:
@@ -63,6 +64,8 @@ def relay(state: State, request: Request, envelope: Envelope, node: NodePeer) ->
     request.agent_type = envelope.target.agent_type.lower()
     request.note("relayed", state.now, f"to node {node.node_id}, which owns the message")
     attachment.attempts[request.number] = request
+    if order.applies(envelope, request.parent):
+        order.relayed(state, request, envelope.session_id, node)
     request.data = writing.relayed(state, request, envelope)
     route.put_on_link(state, request, attachment)
 
@@ -120,10 +123,11 @@ def _to_another(state: State, request: Request, node: NodePeer) -> None:
 def place(state: State, request: Request, envelope: Envelope, parent: Lineage | None) -> None:
     """Give a message that is not fresh to its owner, which may be this node."""
     said_so = any(isinstance(each.port, NodePort) for each in request.waiters)  # by the node that relayed it
-    other = owner(state, request.key) if not envelope.reply_topic and not said_so else None
+    other = owner(state, request.key, envelope.session_id) if not envelope.reply_topic and not said_so else None
     if other is not None:
         request.parent = parent
-        relay(state, request, envelope, other)
+        if not order.applies(envelope, parent) or order.may_follow(state, request, envelope, other):
+            relay(state, request, envelope, other)
     else:
         target = envelope.target
         route.route(state, request, envelope, target, target.SerializeToString(), parent)
@@ -159,6 +163,8 @@ def took(state: State, request: Request, envelope: Envelope, target: Target, par
     left_s = min(PATIENCE_S, request.deadline - state.now - LEFT_S)
     inquiry = Inquiry(request, target, state.now + left_s)
     state.inquiries[request.number] = inquiry
+    if order.applies(envelope, parent):
+        order.asks(state, request, envelope.session_id)
     _ask(state, inquiry)
     return True
 
@@ -259,6 +265,8 @@ def _to_who_has_it(state: State, inquiry: Inquiry, peer: object, item: Found.Ite
         inquiry.missing.append(item.agent_id)  # it has it, and cannot be reached yet
         return False
     if _end(state, inquiry):
+        if request.line is not None:
+            order.over(state, request)
         state.stats.duplicates["joined" if item.state == Found.RUNNING else "replayed"] += 1
         request.reentrant = True  # it has its slot, and its place in its lane
         envelope = Envelope.FromString(request.data)
@@ -282,6 +290,9 @@ def _all_said(state: State, inquiry: Inquiry) -> None:
         return
     if inquiry.missing and not request.idempotent:
         _give_up(state, request, inquiry.missing)
+        return
+    if request.line is not None:
+        order.decided(state, request)
         return
     envelope = Envelope.FromString(request.data)
     route.route(state, request, envelope, inquiry.target, inquiry.target.SerializeToString(), request.parent)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from reach.core.brought import Held
     from reach.core.drains import Drain
     from reach.core.lanes import Lane
+    from reach.core.order import Line
     from reach.core.peers import Peer
     from reach.core.stats import TypeStats
     from reach.core.trace import Stage as TraceStage
@@ -166,6 +167,8 @@ class Request:
     """It was sent again to a process that had it already, and may have run it: nobody else can be given it."""
     relayed = False
     """It was given to the node that owns its message; `agent` stands for that node."""
+    line: Line | None = None
+    """Where it waits, with others of its session, until it is known whether they have run."""
     inquired = False
     """Others were asked whether they have it."""
     refusals = 0

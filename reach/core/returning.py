@@ -23,7 +23,7 @@ from agentreach.v1.error_pb2 import Error
 from agentreach.wire.errors import failure
 from agentreach.wire.ids import uuid7_unix_ms
 from agentreach.wire.names import normalise_env
-from reach.core import credit, lanes, route, settle
+from reach.core import credit, lanes, order, route, settle
 from reach.core.agents import FULL
 from reach.core.brought import Held, Parked, Returning
 from reach.core.requests import Attachment, Request, Stage
@@ -189,6 +189,8 @@ def _to_holder(
     request.credit = credit.UNBOUNDED  # items of a streamed reply come as they were kept
     request.routed = "the agent that has it"
     state.stats.duplicates["joined" if held.running else "replayed"] += 1
+    if request.line is not None:
+        order.over(state, request)
     route.hand_over(state, request, envelope, attachment, parent)
     return True
 

@@ -26,6 +26,7 @@ from reach.core import (
     lookups,
     loops,
     once,
+    order,
     retry,
     returning,
     sessions,
@@ -61,6 +62,8 @@ def route(
     ):
         return
     if envelope.session_id:
+        if state.lines and order.waits(state, request, envelope, parent):
+            return
         if not lookups.took(state, request, envelope, target, target_data, parent):
             sessions.enter(state, request, envelope, parent)
         return

@@ -13,7 +13,20 @@ from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.error_pb2 import Error
-from reach.core import again, breakers, deadletters, health, lanes, once, outcomes, replay, visiting, waiters, waiting
+from reach.core import (
+    again,
+    breakers,
+    deadletters,
+    health,
+    lanes,
+    once,
+    order,
+    outcomes,
+    replay,
+    visiting,
+    waiters,
+    waiting,
+)
 from reach.core.requests import Attachment, Request, Stage
 from reach.core.trace import Journey, Traced, put_journey
 
@@ -84,6 +97,8 @@ def answer(state: State, request: Request, reply: bytes, outcome: str, error: Er
     if request.timer is not None:
         state.wheel.cancel(request.timer, request)
         request.timer = None
+    if request.line is not None:
+        order.over(state, request)
     if request.relayed:
         once.answered(state, request)  # its owner keeps the outcome
     elif request.node_made_id or (

@@ -644,6 +644,7 @@ class CoreMesh:
         assert not any(orphan.attempts for orphan in state.orphans.values())
         assert not state.wants.granted and not state.wants.wishes
         assert not state.inquiries and not state.asking and not state.crossings
+        assert not state.lines and not state.lines_ready
         assert state.unsettled == 0
         assert len(state.wheel) == 0
         assert not state.lanes_ready
