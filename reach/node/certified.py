@@ -1,0 +1,123 @@
+"""Who comes with a certificate: from what gRPC tells of the connection to a principal, and to the end of its streams.
+
+The handshake has checked that an authority vouches for the certificate and that it holds today. Both may change while
+a connection lasts, so both are looked at again: at each call, and once a second for what is open.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from reach.adapters.certificates import parsed, trusted
+from reach.core.access import Rights
+from reach.core.certificates import Known, Named, Names
+from reach.core.ports import Identity
+
+log = structlog.get_logger("reach.gate")
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    """A certificate that somebody came with."""
+
+    who: Identity
+    chain: bytes
+    expires_at: float
+
+
+class CertifiedPrincipals:
+    """Implements `reach.node.gate.Certificates`."""
+
+    def __init__(self, entries: Iterable[Named], ca: Callable[[], bytes], unix: Callable[[], float]) -> None:
+        """`ca` gives the authorities trusted now, in PEM; `unix` the time."""
+        self._entries = tuple(entries)
+        self._names = Names(self._entries)
+        self._ca = ca
+        self._unix = unix
+        self._trusted = ca()
+        self._changes = 0
+        self._holders: dict[bytes, _Holder] = {}
+        self._told: Callable[[frozenset[str]], None] = lambda ended: None
+
+    def on_change(self, told: Callable[[frozenset[str]], None]) -> None:
+        """Have `told` called after each change of `principals`, with the key_ids of certificates that have ended."""
+        self._told = told
+
+    def identify(self, certificate: Mapping[str, Iterable[bytes]]) -> Identity | None:
+        """Whose certificate it is, by gRPC's auth_context; None: nobody's, and why stands in the log."""
+        pem = _first(certificate, "x509_pem_cert")
+        if not pem:
+            log.warning("no certificate was shown")
+            return None
+        return self.identify_pem(pem, _first(certificate, "x509_pem_cert_chain"))
+
+    def identify_pem(self, pem: bytes, chain: bytes = b"") -> Identity | None:
+        """The same by the certificate itself, and those between it and its authority's."""
+        now = self._unix()
+        known = self._holders.get(pem)
+        holder = known or self._met(pem, chain, now)
+        if holder is None:
+            return None
+        if holder.expires_at <= now:
+            log.warning("a certificate has expired", names=parsed(pem).told)
+            return None
+        if known is None:
+            self._holders[pem] = holder
+            self._told(frozenset())  # its principal may be a new one
+        return holder.who
+
+    def principals(self) -> dict[tuple[str, str], Rights]:
+        """By (tenant, principal): what their entries allow together."""
+        found: dict[tuple[str, str], Rights] = {}
+        for entry in self._entries:
+            if entry.node or not entry.principal:
+                continue
+            key = entry.tenant, entry.principal
+            found[key] = found[key].with_also(entry.rights) if key in found else entry.rights
+        for holder in self._holders.values():
+            key = holder.who.tenant, holder.who.principal
+            if key[0] and key not in found and holder.who.rights is not None:
+                found[key] = holder.who.rights
+        return found
+
+    def look(self) -> None:
+        """End what has expired, and what no authority vouches for any more."""
+        now, ca = self._unix(), self._ca()
+        ended = {pem: "it has expired" for pem, holder in self._holders.items() if holder.expires_at <= now}
+        if ca != self._trusted:
+            self._trusted = ca
+            self._changes += 1
+            for pem, holder in self._holders.items():
+                if not trusted(pem, holder.chain, ca, now):
+                    ended.setdefault(pem, "no authority that is trusted now vouches for it")
+        if not ended:
+            return
+        for pem, why in ended.items():
+            log.warning("a certificate has ended; its streams end", names=parsed(pem).told, why=why)
+        self._told(frozenset(self._holders.pop(pem).who.key_id for pem in ended))
+
+    def _met(self, pem: bytes, chain: bytes, now: float) -> _Holder | None:
+        """Who comes with a certificate for the first time."""
+        certificate = parsed(pem)
+        if self._changes and not trusted(pem, chain, self._ca(), now):
+            log.warning("no authority that is trusted now vouches for a certificate", names=certificate.told)
+            return None
+        found = self._names.who(certificate)
+        if not isinstance(found, Known):
+            log.warning("a certificate stands for nobody", names=certificate.told, why=found.why)
+            return None
+        return _Holder(self._identity(found, pem), chain, certificate.expires_at)
+
+    def _identity(self, known: Known, pem: bytes) -> Identity:
+        key_id = f"cert-{hashlib.sha256(pem).hexdigest()[:16]}-{self._changes}"
+        if known.entry.node:
+            return Identity("", f"node/{known.name}", key_id=key_id)
+        return Identity(known.entry.tenant, known.principal, known.entry.rights, key_id)
+
+
+def _first(certificate: Mapping[str, Iterable[bytes]], name: str) -> bytes:
+    return next(iter(certificate.get(name, ())), b"")
