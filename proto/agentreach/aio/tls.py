@@ -93,35 +93,38 @@ _NOT_OURS = (
 )  # fmt: skip
 
 
-async def explained(address: str, details: str, tls: Tls | None) -> str:
-    """What a failed dial comes from, in words, where gRPC's `details` tell it; else these details. Takes ≤ 1 s."""
+async def explained(address: str, details: str, tls: Tls | None, who: str = "the node") -> str:
+    """What a failed dial comes from, in words, where gRPC's `details` tell it; else these details. Takes ≤ 1 s.
+
+    `who` is at the other end.
+    """
     if tls is None:
         if any(sign in details for sign in _CLOSED) and await speaks_tls(address):
-            return "the node speaks TLS and this connection does not: give the CA by which its certificate is checked"
+            return f"{who} speaks TLS and this connection does not: give the CA by which its certificate is checked"
         return details
     if any(sign in details for sign in _NOT_TLS):
-        return "the node does not speak TLS and this connection does: leave the TLS files out, or start it with TLS"
+        return f"{who} does not speak TLS and this connection does: leave the TLS files out, or start it with TLS"
     if "certificate has expired" in details:
-        return "the node's certificate has expired"
+        return f"{who}'s certificate has expired"
     if "certificate is not yet valid" in details:
-        return "the node's certificate is not valid yet; compare the clocks"
+        return f"{who}'s certificate is not valid yet; compare the clocks"
     if "Hostname Verification Check failed" in details:
-        return f"the node's certificate is not made for {address.rpartition(':')[0]}: dial it by a name that it holds"
+        return f"{who}'s certificate is not made for {address.rpartition(':')[0]}: dial it by a name that it holds"
     if any(sign in details for sign in _NOT_OURS) or any(sign in details for sign in _CLOSED):
         if not tls.cert:
-            return "the node ended the TLS handshake: it may ask for a client's certificate, and none was given"
+            return f"{who} ended the TLS handshake: it may ask for a client's certificate, and none was given"
         return (
-            "the node ended the TLS handshake: it does not take this client's certificate (another CA, expired, "
+            f"{who} ended the TLS handshake: it does not take this client's certificate (another CA, expired, "
             "or not made for clients; its log says which)"
         )
     if "CERTIFICATE_VERIFY_FAILED" in details:
         by = "the CA that was given" if tls.ca else "a CA that this machine knows; give the right one"
-        return f"the node's certificate is not signed by {by}"
+        return f"{who}'s certificate is not signed by {by}"
     return details
 
 
 async def speaks_tls(address: str) -> bool:
-    """Whether a TLS handshake with this address succeeds, whoever is there."""
+    """Whether whoever is at this address answers a TLS handshake, be it that it asks for a certificate."""
     host, _, port = address.rpartition(":")
     context = ssl.create_default_context()
     context.check_hostname = False
@@ -130,6 +133,8 @@ async def speaks_tls(address: str) -> bool:
     try:
         async with asyncio.timeout(LOOK_TIMEOUT_S):
             _, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=context)
+    except ssl.SSLError as error:
+        return "ALERT" in (error.reason or "")
     except (OSError, ValueError, TimeoutError):
         return False
     writer.transport.abort()

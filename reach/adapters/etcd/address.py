@@ -1,12 +1,9 @@
-"""Where etcd is and how to trust it: what an operator writes, checked. Pure but for reading the key files."""
+"""Where etcd is: what an operator writes, checked. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
-
-import grpc
 
 DEFAULT_PORT = 2379  # IANA: etcd-client
 
@@ -21,24 +18,13 @@ class EtcdAddress:
     tls: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class EtcdTls:
-    """PEM files: the authority that signed the servers (None: the system's), and our own certificate for mTLS.
-
-    Read once, when the store connects: after a renewal the process restarts.
-    """
-
-    ca: Path | None = None
-    cert: Path | None = None
-    key: Path | None = None
-
-    def __post_init__(self) -> None:
-        if (self.cert is None) != (self.key is None):
-            raise ValueError("a client certificate needs both cert and key")
-
-
 def parse_endpoints(url: str) -> EtcdAddress:
-    """Read `etcd://host:port,host:port` (`etcds://` for TLS; port 2379 if left out). `ValueError` if it is not that."""
+    """Read `etcd://host:port,host:port` (`etcds://` for TLS; port 2379 if left out). `ValueError` if it is not that.
+
+    An address that holds a password is not repeated in the error.
+    """
+    if "@" in url:
+        raise ValueError("the address of etcd holds no user and no password: they are settings of their own")
     scheme, separator, rest = url.strip().partition("://")
     if not separator or scheme not in _SCHEMES:
         raise ValueError(f"not an etcd address: {url!r} (write etcd://host:port,host:port or etcds://… for TLS)")
@@ -53,18 +39,10 @@ def _endpoint(name: str) -> str:
     except ValueError as error:
         raise ValueError(f"not an etcd endpoint: {name!r} ({error})") from None
     if not parts.hostname or _has_more(parts):
-        raise ValueError(
-            f"not an etcd endpoint: {name!r} (write host:port; user and password are settings of their own)"
-        )
+        raise ValueError(f"not an etcd endpoint: {name!r} (write host:port)")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return f"{host}:{port}"
 
 
 def _has_more(parts: SplitResult) -> bool:
-    return bool(parts.path or parts.query or parts.fragment or parts.username is not None)
-
-
-def credentials(tls: EtcdTls) -> grpc.ChannelCredentials:
-    """Read the files. `OSError` names the one that cannot be read."""
-    ca, key, cert = (path.read_bytes() if path is not None else None for path in (tls.ca, tls.key, tls.cert))
-    return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
+    return bool(parts.path or parts.query or parts.fragment)

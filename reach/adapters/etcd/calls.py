@@ -58,6 +58,8 @@ class CallFailed(Exception):
 
     def __init__(self, endpoint: Endpoint, code: grpc.StatusCode, details: str) -> None:
         super().__init__(f"{endpoint.name}: {details or code.name}")
+        self.endpoint = endpoint
+        self.details = details
         self.verdict = judge(code, details)
 
 

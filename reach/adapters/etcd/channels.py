@@ -2,7 +2,8 @@
 
 A channel per endpoint (and not `ipv4:a,b,c`) keeps DNS names and the verification of each host's certificate. All
 calls and streams stay on the current endpoint until it fails; one that gave no answer in time may be frozen, and a
-frozen process keeps its streams open in silence, so everything leaves it at once.
+frozen process keeps its streams open in silence, so everything leaves it at once. One that failed is dialled with the
+certificates that are in the files then.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Protocol
 import grpc
 
 from agentreach.aio.options import CLIENT_OPTIONS
-from reach.adapters.etcd.address import EtcdTls, credentials
+from agentreach.aio.tls import Credentials, Tls, TlsFileError
 
 # One revoked lease with 20,000 keys is one watch response of 6 MB: no limit on what we receive from our own store.
 # etcd ends a connection that pings while it carries no call (after three pings, "too_many_pings").
@@ -35,21 +36,67 @@ class Moveable(Protocol):
     def abandon(self) -> None: ...
 
 
+class Dialler:
+    """Makes channels: in the clear without `tls`, which is asked each time and may raise `TlsFileError`."""
+
+    def __init__(self, tls: Callable[[], Tls] | None) -> None:
+        self._credentials = Credentials(tls) if tls is not None else None
+        self.tls: Tls | None = None
+        """What was used last; None: in the clear."""
+        self.current()
+
+    def current(self) -> grpc.ChannelCredentials | None:
+        """What the files say now; another object when that is something else. Raises `TlsFileError`."""
+        if self._credentials is None:
+            return None
+        made, self.tls = self._credentials.current()
+        return made
+
+    def dial(self, name: str, made: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
+        """A channel by these."""
+        if made is not None:
+            return grpc.aio.secure_channel(name, made, options=OPTIONS)
+        return grpc.aio.insecure_channel(name, options=OPTIONS)
+
+
 class Endpoint:
     """One member and its channel, dialled at first use."""
 
-    def __init__(self, name: str, dial: Callable[[str], grpc.aio.Channel]) -> None:
+    def __init__(self, name: str, dialler: Dialler) -> None:
         self.name = name
         self.streams: set[Moveable] = set()
-        self._dial = dial
+        self._dialler = dialler
         self._channel: grpc.aio.Channel | None = None
+        self._made = dialler.current()
+        self._former: list[grpc.aio.Channel] = []
 
     @property
     def channel(self) -> grpc.aio.Channel:
         """The channel to this member."""
         if self._channel is None:
-            self._channel = self._dial(self.name)
+            self._channel = self._dialler.dial(self.name, self._made)
         return self._channel
+
+    def renew(self) -> None:
+        """Dial anew at the next use if other certificates are in the files: gRPC takes them once for each channel.
+
+        What cannot be read is half of a renewal, or a mistake: those of before stay.
+        """
+        try:
+            now = self._dialler.current()
+        except TlsFileError:
+            return
+        if now is self._made:
+            return
+        self._made = now
+        if self._channel is not None:
+            self._former.append(self._channel)
+            self._channel = None
+
+    async def close_former(self) -> None:
+        """End channels by certificates of before, and all that runs on them."""
+        while self._former:
+            await self._former.pop().close(None)
 
     @property
     def connected(self) -> bool:
@@ -58,24 +105,19 @@ class Endpoint:
 
     async def close(self) -> None:
         """End the channel and all that runs on it."""
+        await self.close_former()
         if self._channel is not None:
             await self._channel.close(None)
 
 
 class Endpoints:
-    """All members, tried in the order given."""
+    """All members, tried in the order given. Raises `TlsFileError` if certificates cannot be read now."""
 
-    def __init__(self, names: Sequence[str], tls: EtcdTls | None) -> None:
+    def __init__(self, names: Sequence[str], tls: Callable[[], Tls] | None) -> None:
         if not names:
             raise ValueError("etcd needs at least one endpoint (host:port)")
-        secure = credentials(tls) if tls is not None else None
-
-        def dial(name: str) -> grpc.aio.Channel:
-            if secure is not None:
-                return grpc.aio.secure_channel(name, secure, options=OPTIONS)
-            return grpc.aio.insecure_channel(name, options=OPTIONS)
-
-        self._all = [Endpoint(name, dial) for name in names]
+        self._dialler = Dialler(tls)
+        self._all = [Endpoint(name, self._dialler) for name in names]
         self._current = 0
         self._closing = asyncio.Event()
 
@@ -90,12 +132,18 @@ class Endpoints:
         return self._closing.is_set()
 
     @property
+    def tls(self) -> Tls | None:
+        """By what it is dialled; None: in the clear."""
+        return self._dialler.tls
+
+    @property
     def names(self) -> str:
         """All members, for a message."""
         return ", ".join(endpoint.name for endpoint in self._all)
 
     def leave(self, endpoint: Endpoint, *, frozen: bool = False) -> None:
         """`endpoint` failed: go on with the next one, unless somebody already did. `frozen` takes its streams along."""
+        endpoint.renew()
         if endpoint is self.current:
             self._current = (self._current + 1) % len(self._all)
         if frozen and endpoint is not self.current:
@@ -107,6 +155,8 @@ class Endpoints:
 
         Ends early after `limit_s`, and when the endpoints are closed.
         """
+        for endpoint in self._all:
+            await endpoint.close_former()
         rounds = failures // len(self._all)
         if rounds == 0 or self.closed:
             return

@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
+from agentreach.aio.tls import Tls, explained
 from reach.adapters.etcd import etcd_private_pb2 as pb
-from reach.adapters.etcd.address import EtcdTls
-from reach.adapters.etcd.calls import RANGE, TXN, Calls
+from reach.adapters.etcd.calls import RANGE, TXN, CallFailed, Calls
 from reach.adapters.etcd.channels import Endpoints
 from reach.adapters.etcd.convert import Codec
 from reach.adapters.etcd.lease import EtcdLease, LeaseKeeper
 from reach.adapters.etcd.watch import Watch
-from reach.core.store import Change, Compare, Item, Listing, Operation, Summary, TxnResult, check_txn
+from reach.core.store import (
+    Change,
+    Compare,
+    Item,
+    Listing,
+    Operation,
+    StoreUnavailable,
+    Summary,
+    TxnResult,
+    check_txn,
+)
 
 DEFAULT_PREFIX = "/agentreach/v1/"
 
 
 class EtcdStore:
-    """A store on one etcd cluster. Made by `connect`, ended by `close`; belongs to one event loop."""
+    """A store on one etcd cluster. Made by `connect`, ended by `close`; belongs to one event loop.
+
+    `tls` gives the CAs by which etcd is checked and our own certificate, if etcd asks for one; it is asked again whenever
+    an endpoint has failed, so that renewed certificates are used. None: in the clear.
+    """
 
     def __init__(
         self,
         endpoints: Sequence[str],
         *,
         prefix: str = DEFAULT_PREFIX,
-        tls: EtcdTls | None = None,
+        tls: Callable[[], Tls] | None = None,
         user: str | None = None,
         password: str | None = None,
     ) -> None:
@@ -41,23 +55,33 @@ class EtcdStore:
         endpoints: Sequence[str],
         *,
         prefix: str = DEFAULT_PREFIX,
-        tls: EtcdTls | None = None,
+        tls: Callable[[], Tls] | None = None,
         user: str | None = None,
         password: str | None = None,
     ) -> EtcdStore:
         """A store that has answered once.
 
-        Endpoints are `host:port`, tried in order. `StoreUnavailable` within about 5 s if none answers or the user is
-        refused, `OSError` for a key file that cannot be read. The constructor takes the same and does not try: such a
-        store becomes usable when etcd does.
+        Endpoints are `host:port`, tried in order. `StoreUnavailable` within about 6 s if none answers or the user is
+        refused, and what `tls` raises. The constructor takes the same and does not try: such a store becomes usable
+        when etcd does.
         """
         store = cls(endpoints, prefix=prefix, tls=tls, user=user, password=password)
         try:
             await store.revision()
+        except StoreUnavailable as error:
+            await store.close()
+            raise StoreUnavailable(await store._explained(error)) from error
         except BaseException:
             await store.close()
             raise
         return store
+
+    async def _explained(self, error: StoreUnavailable) -> str:
+        failure = error.__cause__
+        if not isinstance(failure, CallFailed) or not failure.details:
+            return str(error)
+        name, details = failure.endpoint.name, failure.details
+        return str(error).replace(details, await explained(name, details, self._endpoints.tls, "etcd"))
 
     async def get(self, key: str) -> Item | None:
         """See `Store.get`."""
