@@ -27,7 +27,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from benchmark import alone, cluster, faults, losses, mesh, mesh_report, processes, report, systems, tree
+from benchmark import alone, cluster, faults, losses, mesh, mesh_report, processes, report, secured, systems, tree
 from benchmark.processes import Children, Failed
 from benchmark.rows import (
     AMPLIFICATION,
@@ -43,6 +43,7 @@ from benchmark.rows import (
     NODES,
     RECOVERY,
     ROWS,
+    SECURED,
     SEVERAL,
     Row,
     Scale,
@@ -181,7 +182,7 @@ _SEVERAL = {
 
 async def node_alone(found: Sequence[System], wanted: Sequence[str], plan: Scale) -> dict[str, Any]:
     """The rows that measure the node alone, break something or take several nodes, for each tree of Agent-Reach."""
-    result: dict[str, Any] = {name: {} for name in (MEMORY, DECISION, *FAULTS, *SEVERAL)}
+    result: dict[str, Any] = {name: {} for name in (MEMORY, DECISION, *FAULTS, SECURED, *SEVERAL)}
     for system in found:
         if system.kind != "reach":
             continue
@@ -195,6 +196,9 @@ async def node_alone(found: Sequence[System], wanted: Sequence[str], plan: Scale
             if name in wanted:
                 say(f"{name}, {system.title}")
                 result[name][system.name] = await measure(plan.seconds, system.tree)
+        if SECURED in wanted:
+            say(f"{SECURED}, {system.title}")
+            result[SECURED][system.name] = await secured.secured(plan, system.tree)
         for name, measure_nodes in _SEVERAL.items():
             if name in wanted and cluster.etcd_program() is not None:
                 say(f"{name}, {system.title}")
@@ -215,6 +219,8 @@ def bounds_of(rows: Sequence[Row], measured: Measured, single: dict[str, Any]) -
     if "reach" in single[DECISION]:
         found.extend(report.decision_bounds(single[DECISION]["reach"]))
     found.extend(report.fault_bounds(single[FROZEN].get("reach"), single[AMPLIFICATION].get("reach")))
+    if "reach" in single[SECURED]:
+        found.extend(secured.bounds(single[SECURED]["reach"]))
     found.extend(mesh_report.bounds({name: single[name]["reach"] for name in SEVERAL if "reach" in single[name]}))
     return found
 
@@ -261,7 +267,8 @@ def print_result(
     for name, result in single[DECISION].items():
         costs = f"{result['us_100_types_of_100']:.2f} µs with 100 types of 100, {result['us_10000_of_a_type']:.2f} µs"
         print(f"routing decision, {titles[name]}: {costs} with 10,000 of one type")
-    for line in (*report.fault_lines(single, titles), *mesh_report.lines(single, titles)):
+    locked = (line for name, of in single[SECURED].items() for line in secured.lines(of, f"{SECURED}, {titles[name]}"))
+    for line in (*report.fault_lines(single, titles), *locked, *mesh_report.lines(single, titles)):
         print(line)
     bounds = bounds_of(rows, measured, single)
     if bounds:

@@ -56,7 +56,9 @@ FAULTS = (RECOVERY, FROZEN, AMPLIFICATION)
 NODES, NODE_KILLED, LEADER, ETCD, CROWD_BACK = "nodes", "node_killed", "leader", "etcd", "crowd"
 SEVERAL = (NODES, NODE_KILLED, LEADER, ETCD, CROWD_BACK)
 """The rows of several nodes on one etcd. They take minutes: a quick run has them only if they are named."""
-NAMES = (*(row.name for row in ROWS), MEMORY, DECISION, *FAULTS, *SEVERAL)
+SECURED = "secured"
+"""The row with TLS and keys."""
+NAMES = (*(row.name for row in ROWS), MEMORY, DECISION, *FAULTS, SECURED, *SEVERAL)
 FROZEN_RATIO_MAX = 1.3
 AMPLIFICATION_MAX = 1.25
 OTHER_NODE_RATIOS = {"c64": 0.45, "alone": 2.0}

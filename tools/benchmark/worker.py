@@ -91,6 +91,7 @@ async def trouble_work(role: str, settings: dict[str, Any], answers: TextIO) -> 
 
 async def work(role: str, settings: dict[str, Any], answers: TextIO) -> None:
     """Get ready, say so, and do what is asked until the input ends."""
+    os.environ.update(settings.get("environment", {}))
     reader = await commands()
     url, count = settings.get("url", ""), settings.get("count", 1)
     async with AsyncExitStack() as stack:
