@@ -12,6 +12,7 @@ from typing import Protocol
 
 import structlog
 
+from agentreach.aio.clock import boot_time
 from agentreach.v1 import error_pb2 as codes
 from agentreach.wire.errors import failure
 from reach.core import access, doors, revoking
@@ -23,6 +24,8 @@ from reach.node.config import Config, loopback
 from reach.node.holders import Holders
 
 log = structlog.get_logger("reach.gate")
+
+REFUSALS_LOGGED_PER_S = 10
 
 _ADMIN = Rights(admin=True)
 
@@ -58,6 +61,10 @@ class Certificates(Protocol):
         """By (tenant, principal): what its certificates allow together."""
         ...
 
+    def on_change(self, told: Callable[[frozenset[str]], None]) -> None:
+        """Have `told` called after each change, with the key_ids of the certificates that have ended."""
+        ...
+
 
 class Gatekeeper:
     """Implements `reach.core.ports.Doorkeeper`; one of a node."""
@@ -81,17 +88,16 @@ class Gatekeeper:
         self._secret = secret
         self._address = address
         self._holders = holders
+        self._second = self._complaints = self._unlogged = 0
         self._open = {
             Needs.HEALTH: config.health_access == "open",
             Needs.REFLECTION: config.reflection_access == "open"
             or (config.reflection_access == "auto" and loopback(config.listen)),
         }
-        with step() as state:
-            for known in (keys, certificates):
-                if known is not None:
-                    state.principals |= known.principals()
-        if keys is not None:
-            keys.on_change(self._keys_changed)
+        self._changed(frozenset())
+        for known in (keys, certificates):
+            if known is not None:
+                known.on_change(self._changed)
 
     async def admit(self, method: str, metadata: Sequence[tuple[str, str | bytes]]) -> Identity | None:
         """See `Doorkeeper.admit`."""
@@ -156,7 +162,7 @@ class Gatekeeper:
             return who
         with self._step() as state:
             state.stats.denied += 1
-        log.warning("not let in", method=method, tenant=who.tenant, principal=who.principal, why=why)
+        self._complain(method, why, tenant=who.tenant, principal=who.principal)
         raise MeshFailure(failure(codes.PERMISSION_DENIED, f"{why}; `reach authz explain` shows who may what"))
 
     @staticmethod
@@ -173,16 +179,31 @@ class Gatekeeper:
             return f"this concerns all tenants: it needs an admin of tenant {OWNERS_TENANT}"
         return ""
 
+    def _complain(self, method: str, why: str, **who: str) -> None:
+        """A stranger can knock as often as it likes; the log is told of some, and how many were left out."""
+        second = int(boot_time())
+        if second != self._second:
+            self._second, self._complaints = second, 0
+        self._complaints += 1
+        if self._complaints > REFUSALS_LOGGED_PER_S:
+            self._unlogged += 1
+            return
+        unlogged, self._unlogged = self._unlogged, 0
+        log.warning("not let in", method=method, why=why, **who, **({"unlogged": unlogged} if unlogged else {}))
+
     def _refused(self, method: str, why: str) -> MeshFailure:
         with self._step() as state:
             state.stats.strangers += 1
-        log.warning("not let in", method=method, why=why)
+        self._complain(method, why)
         return MeshFailure(failure(codes.UNAUTHENTICATED, why))
 
-    def _keys_changed(self, ended: frozenset[str]) -> None:
-        assert self._keys is not None
+    def _changed(self, ended: frozenset[str]) -> None:
+        principals: dict[tuple[str, str], Rights] = {}
+        for known in (self._keys, self._certificates):
+            if known is not None:
+                principals |= known.principals()
         with self._step() as state:
-            state.principals = self._keys.principals()
+            state.principals = principals
             if ended:
                 revoking.revoked(state, ended)
         self._holders.wake(ended)
