@@ -21,7 +21,7 @@ from reach.adapters.metrics import BREAKER_STATES, METRICS
 from reach.cli.ending import Exit
 from reach.cli.root import reach
 from reach.node.config import describe
-from reach.node.settings import Setting
+from reach.node.settings import Setting, Table
 from tools.limits_table import LIMITS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -59,18 +59,19 @@ def settings() -> str:
     return page(
         "Settings of a node",
         "A setting is a key of the TOML file (`lane_max = 50`), a variable (`REACH_LANE_MAX=50`) and an option of "
-        "`reach serve` (`--lane-max 50`). Options win over variables, variables over the file. An unknown setting or "
+        "`reach serve` (`--lane-max 50`), but for passwords. Options win over variables, variables over the file. An unknown setting or "
         "variable, or a value out of bounds, ends the start with one line and exit code 2. `reach check-config` shows "
         "what a node would run with.",
         "`REACH_CONFIG` names the file. `REACH_URL`, `REACH_API_KEY` and `REACH_CLIENT_…` are the SDK's and are not "
         "settings of a node.",
         table(("setting", "default", "allowed", "meaning", "too low / too high"), rows),
-        "Pairs (`aliases`, `policies`) are a table in the file and `NAME=VALUE,NAME=VALUE` in a variable or an option.",
+        "Pairs (`aliases`, `policies`) are a table in the file and `NAME=VALUE,NAME=VALUE` in a variable or an option. "
+        "`principals` stands in the file only: [TLS](../howto/tls.md) shows its tables.",
     )
 
 
 def _default(setting: Setting) -> str:
-    if setting.kind is dict or setting.default == "":
+    if setting.default in ("", {}):
         return "–"
     if setting.kind is bool:
         return str(setting.default).lower()
@@ -189,7 +190,7 @@ def command_line() -> str:
     """Every command with its options."""
     codes = {Exit.OK: "ok", Exit.MESH_ERROR: "the mesh answered an error", Exit.USAGE: "usage or configuration",
              Exit.NO_NODE: "no node reached", Exit.REPLACED: "replaced by another process"}  # fmt: skip
-    known = {each.name for each in describe()}
+    known = {each.name for each in describe() if each.kind is not Table and not each.secret}
     parts = [
         _prose(reach),
         "Exit codes: " + ", ".join(f"{int(code)} {meaning}" for code, meaning in codes.items()) + ". Ctrl-C: 130.",

@@ -6,11 +6,14 @@ restarts a node because etcd is away. Readiness says whether new work should be 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 
+from agentreach.v1.error_pb2 import UNAUTHENTICATED
 from reach.adapters.binding import join_address, require_free, split_address, taken
+from reach.core.ports import MeshFailure
 
 _PAGES = "what there is: /metrics /healthz /readyz\n"
 
@@ -19,13 +22,24 @@ class HttpServer:
     """Serves three pages on one address. `start` once, `stop` once."""
 
     def __init__(
-        self, *, listen: str, metrics: Callable[[], tuple[bytes, str]], unready_reason: Callable[[], str]
+        self,
+        *,
+        listen: str,
+        metrics: Callable[[], tuple[bytes, str]],
+        unready_reason: Callable[[], str],
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`metrics` gives the exposition and its content type; `unready_reason` is empty while the node is ready."""
+        """`metrics` gives the exposition and its content type; `unready_reason` is empty while the node is ready.
+
+        With `tls` None it serves in the clear.
+        """
+        self.may_scrape: Callable[[Sequence[str]], Awaitable[None]] | None = None
+        """Raises `MeshFailure` for who may not read /metrics, by its Authorization headers; None: anybody may."""
         self._listen = listen
         self._address = listen
         self._metrics = metrics
         self._unready_reason = unready_reason
+        self._tls = tls
         self._runner: web.AppRunner | None = None
 
     @property
@@ -44,7 +58,7 @@ class HttpServer:
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handle_signals=False)
         await runner.setup()
         host, port = split_address(self._listen)
-        site = web.TCPSite(runner, host, port)
+        site = web.TCPSite(runner, host, port, ssl_context=self._tls)
         try:
             await site.start()
         except OSError as error:
@@ -61,6 +75,11 @@ class HttpServer:
             self._runner = None
 
     async def _serve_metrics(self, request: web.Request) -> web.Response:
+        if self.may_scrape is not None:
+            try:
+                await self.may_scrape(request.headers.getall("Authorization", ()))
+            except MeshFailure as refused:
+                return _refusal(refused)
         body, content_type = self._metrics()
         return web.Response(body=body, headers={"Content-Type": content_type})
 
@@ -73,3 +92,10 @@ class HttpServer:
 
     async def _serve_nothing(self, request: web.Request) -> web.Response:
         return web.Response(status=404, text=_PAGES)
+
+
+def _refusal(refused: MeshFailure) -> web.Response:
+    text = f"{refused}\n"
+    if refused.error.code == UNAUTHENTICATED:
+        return web.Response(status=401, text=text, headers={"WWW-Authenticate": 'Bearer realm="agent-reach"'})
+    return web.Response(status=403, text=text)

@@ -139,6 +139,24 @@ METRICS: tuple[Metric, ...] = (
     Metric("reach_registry_age_seconds", "gauge", (), "How old this node's view of the registry may be; 0 in memory."),
     Metric("reach_leader", "gauge", (), "1 on the node that is the leader, else 0."),
     Metric("reach_nodes", "gauge", ("state",), "Other nodes: linked with this one, or not_linked."),
+    Metric(
+        "reach_insecure",
+        "gauge",
+        (),
+        "1 if the node was started with --insecure and without TLS or auth: whoever reaches it may do anything.",
+    ),
+    Metric(
+        "reach_tls_certificate_expiry_timestamp_seconds",
+        "gauge",
+        (),
+        "When the node's certificate expires, in Unix time; 0 without TLS.",
+    ),
+    Metric(
+        "reach_tls_reloads_failed_total",
+        "counter",
+        (),
+        "Times that new certificate files could not be used (the log says why); the former certificate went on.",
+    ),
     Metric("reach_build_info", "info", ("python", "version"), "Version of Agent-Reach and of Python; always 1."),
 )
 
@@ -163,6 +181,10 @@ class Gauges:
     leader: bool = False
     nodes_linked: int = 0
     nodes_not_linked: int = 0
+    insecure: bool = False
+    certificate_expires_at: float = 0.0
+    """Unix time; 0 without TLS."""
+    tls_reloads_failed: int = 0
 
 
 class Source(Protocol):
@@ -285,6 +307,9 @@ def _tables(gauges: Gauges) -> Iterator[Family]:
     yield _gauge("reach_queue_oldest_seconds", gauges.queue_oldest_s)
     yield _gauge("reach_registry_age_seconds", gauges.registry_age_s)
     yield _gauge("reach_leader", int(gauges.leader))
+    yield _gauge("reach_insecure", int(gauges.insecure))
+    yield _gauge("reach_tls_certificate_expiry_timestamp_seconds", gauges.certificate_expires_at)
+    yield _counter("reach_tls_reloads_failed_total", gauges.tls_reloads_failed)
     nodes = _gauge("reach_nodes")
     nodes.add_metric(["linked"], gauges.nodes_linked)
     nodes.add_metric(["not_linked"], gauges.nodes_not_linked)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
 from agentreach.aio.options import CLIENT_OPTIONS
+from agentreach.aio.tls import Credentials, Tls
 from reach.adapters.told import told
 from reach.core.ports import ASKED_ALONE, Identity, Introduce, NoAnswer, nothing_to_show
 
@@ -18,8 +19,11 @@ M = TypeVar("M", bound=Message)
 class PeerQueries:
     """Calls to nodes by their addresses; implements `reach.node.everywhere.Peers`."""
 
-    def __init__(self, introduce: Introduce = nothing_to_show) -> None:
+    def __init__(self, introduce: Introduce = nothing_to_show, tls: Callable[[], Tls] | None = None) -> None:
+        """`tls` is asked at each question: with other certificates nodes are dialled anew. None: in the clear."""
         self._introduce = introduce
+        self._credentials = Credentials(tls) if tls is not None else None
+        self._dialled_by: Tls | None = None
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def ask(
@@ -29,9 +33,7 @@ class PeerQueries:
 
         Raises `MeshFailure` for what it refused, `NoAnswer` if it said nothing within the limit.
         """
-        channel = self._channels.get(address)
-        if channel is None:
-            channel = self._channels[address] = grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+        channel = self._channel(address)
         call = channel.unary_unary(
             f"/agentreach.v1.AdminService/{method}",
             request_serializer=type(request).SerializeToString,
@@ -44,6 +46,19 @@ class PeerQueries:
             if refused is not None:
                 raise refused from error
             raise NoAnswer(f"{address}: {error.details()}") from error
+
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        if self._credentials is None:
+            if address not in self._channels:
+                self._channels[address] = grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+            return self._channels[address]
+        credentials, tls = self._credentials.current()
+        if tls != self._dialled_by:
+            self._channels.clear()  # a channel ends with the last question that waits on it
+            self._dialled_by = tls
+        if address not in self._channels:
+            self._channels[address] = grpc.aio.secure_channel(address, credentials, options=CLIENT_OPTIONS)
+        return self._channels[address]
 
     async def keep_only(self, addresses: Iterable[str]) -> None:
         """Close the channels to all others: those nodes are gone."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def check_config(file: Path | None, json_wanted: bool, **flags: Any) -> None:
         value = getattr(config, setting.name)
         if setting.secret and value:
             value = "(secret)"
-        shown[setting.name] = dict(value) if setting.kind is dict else value
+        shown[setting.name] = dict(value) if isinstance(setting.default, dict) else value
     if json_wanted:
         print_json(shown)
         return
@@ -44,9 +45,13 @@ def check_config(file: Path | None, json_wanted: bool, **flags: Any) -> None:
 
 def _plain(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name}={other}" for name, other in value.items()) or "–"
+        return ", ".join(_pair(name, other) for name, other in value.items()) or "–"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
         return f"{value:g}"
     return str(value) or "–"
+
+
+def _pair(name: str, value: Any) -> str:
+    return name if isinstance(value, Mapping) else f"{name}={value}"

@@ -1,4 +1,4 @@
-"""Every setting of a node as an option: made from the settings' own table, so that none can be forgotten."""
+"""The settings of a node as options: made from the settings' own table, so that none can be forgotten."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _OFTEN = ("listen", "http", "registry", "node_id", "log_level", "log_format", "i
 
 def node_settings(function: F) -> F:
     """`--config` and one option for each setting; they arrive as keyword arguments by the settings' names."""
-    from reach.node.settings import settings
+    from reach.node.settings import Table, settings
 
-    table = settings()
+    # A secret is none: everybody on the machine can read the options of a command.
+    table = [setting for setting in settings() if setting.kind is not Table and not setting.secret]
     often = [setting for name in _OFTEN for setting in table if setting.name == name]
     seldom = [setting for setting in table if setting.name not in _OFTEN]
     for setting in reversed(often + seldom):

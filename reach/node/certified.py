@@ -47,24 +47,20 @@ class CertifiedPrincipals:
         """Have `told` called after each change of `principals`, with the key_ids of certificates that have ended."""
         self._told = told
 
-    def identify(self, certificate: Mapping[str, Iterable[bytes]]) -> Identity | None:
-        """Whose certificate it is, by gRPC's auth_context; None: nobody's, and why stands in the log."""
+    def identify(self, certificate: Mapping[str, Iterable[bytes]]) -> Identity | str:
+        """Whose certificate it is, by gRPC's auth_context; a text: why it is nobody's."""
         pem = _first(certificate, "x509_pem_cert")
-        if not pem:
-            log.warning("no certificate was shown")
-            return None
-        return self.identify_pem(pem, _first(certificate, "x509_pem_cert_chain"))
+        return self.identify_pem(pem, _first(certificate, "x509_pem_cert_chain")) if pem else "no certificate was shown"
 
-    def identify_pem(self, pem: bytes, chain: bytes = b"") -> Identity | None:
+    def identify_pem(self, pem: bytes, chain: bytes = b"") -> Identity | str:
         """The same by the certificate itself, and those between it and its authority's."""
         now = self._unix()
         known = self._holders.get(pem)
         holder = known or self._met(pem, chain, now)
-        if holder is None:
-            return None
+        if isinstance(holder, str):
+            return holder
         if holder.expires_at <= now:
-            log.warning("a certificate has expired", names=parsed(pem).told)
-            return None
+            return f"its certificate has expired; its names: {parsed(pem).told}"
         if known is None:
             self._holders[pem] = holder
             self._told(frozenset())  # its principal may be a new one
@@ -100,16 +96,14 @@ class CertifiedPrincipals:
             log.warning("a certificate has ended; its streams end", names=parsed(pem).told, why=why)
         self._told(frozenset(self._holders.pop(pem).who.key_id for pem in ended))
 
-    def _met(self, pem: bytes, chain: bytes, now: float) -> _Holder | None:
+    def _met(self, pem: bytes, chain: bytes, now: float) -> _Holder | str:
         """Who comes with a certificate for the first time."""
         certificate = parsed(pem)
         if self._changes and not trusted(pem, chain, self._ca(), now):
-            log.warning("no authority that is trusted now vouches for a certificate", names=certificate.told)
-            return None
+            return f"no authority that is trusted now vouches for its certificate; its names: {certificate.told}"
         found = self._names.who(certificate)
         if not isinstance(found, Known):
-            log.warning("a certificate stands for nobody", names=certificate.told, why=found.why)
-            return None
+            return found.why
         return _Holder(self._identity(found, pem), chain, certificate.expires_at)
 
     def _identity(self, known: Known, pem: bytes) -> Identity:

@@ -20,7 +20,8 @@ from types import MappingProxyType
 from typing import Any
 
 from agentreach.v1.envelope_pb2 import RoutingPolicy
-from reach.node.settings import Config, Setting, settings
+from reach.node.principals import named
+from reach.node.settings import Config, Setting, Table, settings
 
 __all__ = ["Config", "ConfigError", "Setting", "describe", "load", "loopback", "split_address"]
 
@@ -77,6 +78,10 @@ def load(
         if isinstance(value, str):
             value = _from_text(setting, value, setting.flag)
         given[name] = _checked(setting, value, f"from {setting.flag}")
+    if given.get("registry_password_file"):
+        if given.get("registry_password"):
+            raise ConfigError("registry_password and registry_password_file are given: one of them is enough")
+        given["registry_password"] = _password_of(given["registry_password_file"])
     if not given.get("node_id"):
         given["node_id"] = _default_node_id()
     config = Config(**given)
@@ -129,6 +134,8 @@ def _known(name: str, table: Mapping[str, Setting], where: str) -> Setting:
 def _from_text(setting: Setting, text: str, source: str) -> Any:
     """A variable's or flag's text as the setting's kind; what does not fit is left for `_checked` to refuse."""
     text = text.strip()
+    if setting.kind is Table:
+        raise ConfigError(f"{setting.name} from {source}: it holds tables, which stand in a configuration file only")
     if setting.kind is bool:
         return True if text.lower() in _YES else False if text.lower() in _NO else text
     if setting.kind is dict:
@@ -153,6 +160,10 @@ def _checked(setting: Setting, value: Any, where: str) -> Any:
         if not isinstance(value, bool):
             raise refuse(setting.allowed)
         return value
+    if setting.kind is Table:
+        if not isinstance(value, Mapping):
+            raise refuse(setting.allowed)
+        return MappingProxyType(dict(value))
     if setting.kind is dict:
         if not isinstance(value, Mapping) or not all(isinstance(each, str) for each in value.values()):
             raise refuse(setting.allowed)
@@ -235,23 +246,59 @@ def _check_addresses(config: Config) -> None:
 
 
 def _check_registry(config: Config) -> None:
+    files = ("registry_tls_ca", "registry_tls_cert", "registry_tls_key")
     if config.registry != "memory":
-        scheme, found, rest = config.registry.partition("://")
-        if scheme != "etcd" or not found:
-            raise ConfigError(f"registry is {config.registry!r}; allowed: memory, or etcd://HOST:PORT[,HOST:PORT…]")
-        for address in rest.split(","):
-            try:
-                split_address(address)
-            except ValueError as error:
-                raise ConfigError(
-                    f"registry is {config.registry!r}: {address!r}: {error}, such as 127.0.0.1:2379"
-                ) from error
+        tls = config.registry.startswith("etcds://") or any(getattr(config, name) for name in files)
+        away = _members_away(config.registry)
+        if away and not tls and not config.insecure:
+            raise ConfigError(
+                f"registry is {config.registry}, and {away} is another machine, without TLS: whoever is in between "
+                "reads and writes all of it; give registry_tls_ca, or say --insecure (docs/howto/secure-etcd.md)"
+            )
     if bool(config.registry_tls_cert) != bool(config.registry_tls_key):
         raise ConfigError("registry_tls_cert and registry_tls_key go together: give both or none")
-    for name in ("registry_tls_ca", "registry_tls_cert", "registry_tls_key"):
+    if bool(config.registry_user) != bool(config.registry_password):
+        raise ConfigError(
+            "registry_user and registry_password (or registry_password_file) go together: give both, or none where "
+            "the certificate names the user"
+        )
+    for name in files:
         path = getattr(config, name)
-        if path and not os.access(path, os.R_OK):
+        if path and (name, path) != ("registry_tls_ca", "system") and not os.access(path, os.R_OK):
             raise ConfigError(f"{name} is {path!r}, which cannot be read")
+
+
+def _members_away(registry: str) -> str:
+    """The first member of this etcd that is not on this machine; empty: all are. Refuses what is no address."""
+    if "@" in registry:
+        raise ConfigError(
+            "registry holds a user or a password: they are settings of their own, registry_user and "
+            "registry_password_file"
+        )
+    scheme, found, rest = registry.partition("://")
+    if scheme not in ("etcd", "etcds") or not found:
+        raise ConfigError(
+            f"registry is {registry!r}; allowed: memory, or etcd://HOST:PORT[,HOST:PORT…] (etcds: by TLS)"
+        )
+    members = rest.split(",")
+    for address in members:
+        try:
+            split_address(address)
+        except ValueError as error:
+            raise ConfigError(f"registry is {registry!r}: {address!r}: {error}, such as 127.0.0.1:2379") from error
+    return next((address for address in members if not loopback(address)), "")
+
+
+def _password_of(file: str) -> str:
+    """The first line of a file, which holds one."""
+    try:
+        lines = Path(file).read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is no text"
+        raise ConfigError(f"registry_password_file is {file!r}, which cannot be read: {why}") from error
+    if not lines or not lines[0].strip():
+        raise ConfigError(f"registry_password_file is {file!r}, whose first line is empty: it shall be the password")
+    return lines[0]
 
 
 def _check_access(config: Config) -> None:
@@ -271,6 +318,36 @@ def _check_access(config: Config) -> None:
         raise ConfigError("auth is mtls: tls_cert, tls_key and tls_ca are needed")
     if config.tls_ca and not config.tls_cert:
         raise ConfigError("tls_ca is given without tls_cert and tls_key: without them there is no TLS")
+    if config.tls_cert:
+        _check_certificate(config)
+    _check_principals(config)
+
+
+def _check_certificate(config: Config) -> None:
+    """Whoever only checks a configuration shall hear of a certificate that would not do."""
+    from agentreach.aio.tls import TlsFiles
+    from reach.adapters.certificates import CertificateUnusable, NodeCertificate  # 50 ms that only TLS costs
+
+    try:
+        NodeCertificate(TlsFiles(config.tls_ca, config.tls_cert, config.tls_key))
+    except CertificateUnusable as error:
+        raise ConfigError(str(error)) from error
+
+
+def _check_principals(config: Config) -> None:
+    try:
+        entries = named(config.principals)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if entries and config.auth != "mtls":
+        raise ConfigError(
+            f"principals are given and auth is {config.auth}, which looks at no certificate: say auth = mtls"
+        )
+    if config.auth == "mtls" and not entries:
+        raise ConfigError(
+            "auth is mtls and principals is empty: nobody could get in; say in a configuration file whom certificates "
+            "stand for, as docs/howto/tls.md shows"
+        )
 
 
 def _check_snapshots(config: Config) -> None:

@@ -28,6 +28,8 @@ log = structlog.get_logger("reach.gate")
 REFUSALS_LOGGED_PER_S = 10
 
 _ADMIN = Rights(admin=True)
+_METRICS = "/metrics"
+_NOT_VALID = "what it shows is not valid here, has expired, or was revoked"
 
 
 class Keys(Protocol):
@@ -53,8 +55,8 @@ class Keys(Protocol):
 class Certificates(Protocol):
     """The principals that certificates stand for."""
 
-    def identify(self, certificate: Mapping[str, Iterable[bytes]]) -> Identity | None:
-        """Whose certificate it is; None: nobody's here."""
+    def identify(self, certificate: Mapping[str, Iterable[bytes]]) -> Identity | str:
+        """Whose certificate it is, or why it is nobody's here, with its names: for the log."""
         ...
 
     def principals(self) -> dict[tuple[str, str], Rights]:
@@ -119,30 +121,35 @@ class Gatekeeper:
         else:
             who = self._keys.known(text) or await self._keys.verified(text)
         if who is None:
-            raise self._refused(method, "what it shows is not valid here, has expired, or was revoked")
+            raise self._refused(method, _NOT_VALID)
         return self._through(method, needed, who)
 
     def certified(self, method: str, certificate: Mapping[str, Iterable[bytes]]) -> Identity:
         """See `Doorkeeper.certified`."""
-        who = self._certificates.identify(certificate) if self._certificates is not None else None
-        if who is None:
-            raise self._refused(method, "its certificate stands for no principal here")
+        who = (
+            self._certificates.identify(certificate) if self._certificates is not None else "no certificate counts here"
+        )
+        if isinstance(who, str):
+            raise self._refused(method, "its certificate stands for no principal here", logged=who)
         return self._through(method, doors.needs(method), who)
 
-    async def may_scrape(self, authorization: Sequence[str]) -> str:
-        """Why whoever shows these headers may not read /metrics; empty: it may."""
+    async def may_scrape(self, authorization: Sequence[str]) -> None:
+        """Whether whoever shows these headers may read /metrics: raises as `Doorkeeper.admit` if not."""
         access_to = self._config.metrics_access
         if access_to == "open" or (access_to == "auto" and self._config.auth == "none"):
-            return ""
+            return
         try:
-            _, text = doors.shown([(doors.AUTHORIZATION, value) for value in authorization])
+            scheme, text = doors.shown([(doors.AUTHORIZATION, value) for value in authorization])
         except Unshown as wrong:
-            return str(wrong)
-        who = (self._keys.known(text) or await self._keys.verified(text)) if self._keys is not None else None
+            raise self._refused(_METRICS, str(wrong)) from None
+        who = None
+        if self._keys is not None and scheme == doors.BEARER:
+            who = self._keys.known(text) or await self._keys.verified(text)
         if who is None:
-            return "what it shows is not valid here, has expired, or was revoked"
+            raise self._refused(_METRICS, _NOT_VALID)
         decision = access.may_scrape(who.rights, who=f"principal {who.principal}")
-        return "" if decision.allowed else decision.why
+        if not decision.allowed:
+            raise self._denied(_METRICS, who, decision.why)
 
     def _node(self, text: str, metadata: Sequence[tuple[str, str | bytes]]) -> Identity | None:
         """Another node: as itself, or for the admin who asked it."""
@@ -191,10 +198,10 @@ class Gatekeeper:
         unlogged, self._unlogged = self._unlogged, 0
         log.warning("not let in", method=method, why=why, **who, **({"unlogged": unlogged} if unlogged else {}))
 
-    def _refused(self, method: str, why: str) -> MeshFailure:
+    def _refused(self, method: str, why: str, *, logged: str = "") -> MeshFailure:
         with self._step() as state:
             state.stats.strangers += 1
-        self._complain(method, why)
+        self._complain(method, logged or why)
         return MeshFailure(failure(codes.UNAUTHENTICATED, why))
 
     def _changed(self, ended: frozenset[str]) -> None:

@@ -9,6 +9,7 @@ from agentreach.v1.registry_pb2 import AgentStatus
 from reach.adapters.metrics import BREAKER_STATES, Gauges
 from reach.core.requests import Attachment
 from reach.core.stats import Stats
+from reach.node.encryption import Encryption
 from reach.node.engine import Engine
 
 STATUS_NAMES = {int(number): name for name, number in AgentStatus.items()}
@@ -17,8 +18,10 @@ STATUS_NAMES = {int(number): name for name, number in AgentStatus.items()}
 class NodeGauges:
     """What metrics ask the node."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, insecure: bool = False, encryption: Encryption | None = None) -> None:
         self._engine = engine
+        self._insecure = insecure
+        self._encryption = encryption
 
     @property
     def stats(self) -> Stats:
@@ -47,6 +50,9 @@ class NodeGauges:
             breakers=breakers,
             registry_age_s=self._engine.registry_age(),
             leader=leader is not None and leader.node_id == state.rules.node_id,
+            insecure=self._insecure,
+            certificate_expires_at=self._encryption.expires_at if self._encryption is not None else 0.0,
+            tls_reloads_failed=self._encryption.reloads_failed if self._encryption is not None else 0,
             nodes_linked=linked,
             nodes_not_linked=sum(bool(node.address) for node in state.nodes.values() if not node.connected),
         )

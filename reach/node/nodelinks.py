@@ -69,6 +69,11 @@ class NodeCarrier(Carrier):
             if self.outlet is not None:
                 self.outlet.received()
 
+    def part(self, why: str) -> None:
+        """End the stream; the link goes on with the next one, which its nodes have to be let in for anew."""
+        self.over = True
+        self._lost(why)
+
     def _broken(self, node: NodePeer, why: str) -> None:
         log.warning("node link broken", node=node.node_id, why=why)
         with self._engine.step() as state:
@@ -197,6 +202,11 @@ class DialledNode(NodeCarrier):
         if self._limit is None:
             self._limit = asyncio.get_running_loop().call_later(GOODBYE_TIMEOUT_S, self._stream.cancel)
 
+    def part(self, why: str) -> None:
+        """See `NodeCarrier.part`."""
+        super().part(why)
+        self._stream.cancel()
+
     def supersede(self) -> None:
         """A newer stream carries the link."""
         super().supersede()
@@ -254,6 +264,12 @@ class NodeLinks:
     def changed(self) -> None:
         """Nodes came, went, or have other addresses."""
         self._changed.set()
+
+    def part(self, why: str) -> None:
+        """End every stream, whoever dialled it: each node is checked anew when it, or this one, dials again."""
+        for node in list(self._engine.state.nodes.values()):
+            if isinstance(node.stream, NodeCarrier):
+                node.stream.part(why)
 
     async def left(self) -> None:
         """This node has said goodbye: wait, within a limit, until it was heard on the streams that were dialled here.

@@ -52,6 +52,7 @@ class Parts:
             register_wait_s=config.register_wait_s,
             admission=admission,
             replaced=engine.replaced,
+            unread_s=engine.unread_s,
         )
         engine.policies = self._policies = Policies(store, election, engine.state, step=engine.step)
         leads = wishes(admission, self._policies)
@@ -92,6 +93,10 @@ class Parts:
             group.create_task(self._policies.run(), name="policies")
             group.create_task(self._pin_keeper.run(), name="pin-keeper")
             group.create_task(self._lineage.run(), name="lineage")
+
+    def let_nodes_in_anew(self, why: str) -> None:
+        """End the streams between this node and others; who still may, links again, and loses nothing."""
+        self._node_links.part(why)
 
     def resign(self) -> None:
         """Lead no more."""

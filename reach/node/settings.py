@@ -14,6 +14,10 @@ from typing import Any, Final
 _KEY: Final = "setting"
 
 
+class Table:
+    """The kind of a setting that is too rich for a variable or a flag: tables by name, in a file only."""
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One setting as people meet it. `low` and `high` are what goes wrong at either end; empty if there is no end."""
@@ -46,6 +50,8 @@ class Setting:
             return "true or false"
         if self.kind is dict:
             return "pairs NAME=VALUE"
+        if self.kind is Table:
+            return "tables in a configuration file"
         if self.kind is str:
             return "text"
         number = "a whole number" if self.kind is int else "a number"
@@ -66,8 +72,16 @@ def _switch(default: bool, meaning: str) -> Any:
 
 
 def _pairs(meaning: str) -> Any:
+    return _mapping(dict, meaning)
+
+
+def _tables(meaning: str) -> Any:
+    return _mapping(Table, meaning)
+
+
+def _mapping(kind: type, meaning: str) -> Any:
     return field(
-        default_factory=lambda: MappingProxyType({}), metadata={_KEY: (dict, "", meaning, "", "", None, None, False)}
+        default_factory=lambda: MappingProxyType({}), metadata={_KEY: (kind, "", meaning, "", "", None, None, False)}
     )
 
 
@@ -96,6 +110,10 @@ class Config:
     tls_cert: str = _text("", "File with this node's certificate (PEM), and those that lead to its authority's.")
     tls_key: str = _text("", "File with that certificate's key.")
     tls_ca: str = _text("", "File with the certificates of the authorities that vouch for clients and for other nodes.")
+    principals: Mapping[str, Mapping[str, Any]] = _tables(
+        "Whom certificates stand for when auth is mtls, and what they may do: a table for each name in a certificate, "
+        "as docs/howto/tls.md shows. A certificate without one is refused."
+    )
     health_access: str = _text("open", "grpc.health.v1 answers: open, anybody; closed, who is let in by auth.")
     reflection_access: str = _text(
         "auto",
@@ -108,15 +126,26 @@ class Config:
     node_id: str = _text("", "Name of this node, unique in the mesh; empty: the host's name and a random part.")
 
     # The registry
-    registry: str = _text("memory", "Where agents are registered: memory, or etcd://HOST:PORT[,HOST:PORT…].")
+    registry: str = _text(
+        "memory",
+        "Where agents are registered: memory, or etcd://HOST:PORT[,HOST:PORT…]; etcds:// by TLS, as etcd:// where a file "
+        "of the following three is given. Beyond this machine TLS is needed, or insecure.",
+    )
     registry_prefix: str = _text(
         "/agentreach/v1/", "Start of every key in etcd; meshes with different ones never meet."
     )
-    registry_tls_ca: str = _text("", "File with the certificates by which etcd's is checked; empty: no TLS.")
-    registry_tls_cert: str = _text("", "File with this node's certificate for etcd.")
+    registry_tls_ca: str = _text(
+        "", "File with the CAs by which etcd's certificate is checked; system: those that this machine knows."
+    )
+    registry_tls_cert: str = _text(
+        "", "File with this node's certificate for etcd; its CN is the user, where etcd has users and this gives none."
+    )
     registry_tls_key: str = _text("", "File with that certificate's key.")
-    registry_user: str = _text("", "User for etcd.")
-    registry_password: str = _text("", "Password for etcd.", secret=True)
+    registry_user: str = _text("", "User for etcd, with a password.")
+    registry_password: str = _text(
+        "", "Password for etcd. Not an option of the command: everybody on the machine can read those.", secret=True
+    )
+    registry_password_file: str = _text("", "File whose first line is that password.")
     node_lease_ttl_s: float = _number(
         20.0, "s", 2, 600, "How long etcd keeps a dead node's keys.",
         "a pause of the node or of etcd drops all its agents", "agents of a killed node linger as long",
@@ -346,5 +375,5 @@ def settings() -> tuple[Setting, ...]:
 
 def _setting_of(each: Any) -> Setting:
     kind, unit, meaning, low, high, least, most, secret = each.metadata[_KEY]
-    default = {} if kind is dict else each.default
+    default = {} if kind in (dict, Table) else each.default
     return Setting(each.name, kind, default, unit, meaning, low, high, least, most, secret)

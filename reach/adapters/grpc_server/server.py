@@ -21,8 +21,14 @@ _READY_EVERY_S = 0.25  # how late an open health watch may notice that the node'
 class GrpcServer:
     """Serves one `Switchboard` on one address. `start` once, `stop` once."""
 
-    def __init__(self, switchboard: Switchboard, *, listen: str) -> None:
-        """`listen` is HOST:PORT; port 0 takes a free one, see `address`. Without a `doorkeeper` anybody gets in."""
+    def __init__(
+        self, switchboard: Switchboard, *, listen: str, credentials: grpc.ServerCredentials | None = None
+    ) -> None:
+        """`listen` is HOST:PORT; port 0 takes a free one, see `address`. Without a `doorkeeper` anybody gets in.
+
+        With `credentials` (`encrypting.server_credentials`) it speaks TLS, else it serves in the clear.
+        """
+        self._credentials = credentials
         self.doorkeeper: Doorkeeper | None = None
         self._switchboard = switchboard
         self._listen = listen
@@ -56,7 +62,10 @@ class GrpcServer:
         )
         server.add_generic_rpc_handlers(self._handlers)
         try:
-            port = server.add_insecure_port(self._listen)
+            if self._credentials is None:
+                port = server.add_insecure_port(self._listen)
+            else:
+                port = server.add_secure_port(self._listen, self._credentials)
         except RuntimeError as error:  # somebody was quicker
             await server.stop(None)
             raise taken(self._listen, "gRPC", "listen") from error

@@ -1,0 +1,107 @@
+"""The node's TLS: its certificate at both doors and towards other nodes, and whom clients' certificates stand for.
+
+Files are looked at once a second. What can be used is used from the next handshake on; what cannot leaves everything as
+it was, and is told. When other authorities are trusted, whoever was let in by the former ones has to come in anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import structlog
+
+from agentreach.aio.tls import Tls, TlsFiles
+from reach.adapters.certificates import CertificateUnusable, NodeCertificate
+from reach.adapters.http_tls import HttpTls
+from reach.node.certified import CertifiedPrincipals
+from reach.node.config import Config, loopback
+from reach.node.principals import named
+
+log = structlog.get_logger("reach.tls")
+
+LOOK_EVERY_S = 1.0
+SOON_S = 3 * 86_400.0  # less left: told in the log, once a day
+
+
+class Encryption:
+    """What `Config.tls_…` asks for. `run` it as long as the node lives."""
+
+    def __init__(self, config: Config, unix: Callable[[], float] = time.time) -> None:
+        """Raises `CertificateUnusable`."""
+        files = TlsFiles(config.tls_ca, config.tls_cert, config.tls_key)
+        self._certificate = NodeCertificate(files, unix)
+        self._unix = unix
+        self._warned_at = 0.0
+        self.reloads_failed = 0
+        """How often new files could not be used."""
+        self.asks_clients = config.auth == "mtls"
+        """Whoever has no certificate of `tls_ca` does not get through the handshake of the gRPC server."""
+        self.principals = (
+            CertifiedPrincipals(named(config.principals), lambda: self.tls.ca, unix) if self.asks_clients else None
+        )
+        self.http: HttpTls | None = None
+        """For the HTTP server, unless it listens on loopback: there `curl http://…/readyz` works as ever."""
+        if config.http and not loopback(config.http):
+            self.http = _http(files, self.asks_clients)
+        self._trusted_anew: list[Callable[[], None]] = []
+
+    @property
+    def tls(self) -> Tls:
+        """What is in use now; the same object as long as it is the same. Any thread may ask."""
+        return self._certificate.tls
+
+    def dial(self) -> Tls:
+        """The same, for whoever asks by calling: what this node shows, and by what it checks others."""
+        return self.tls
+
+    @property
+    def expires_at(self) -> float:
+        """When the certificate in use ends, in Unix time."""
+        return self._certificate.expires_at
+
+    def on_trust(self, told: Callable[[], None]) -> None:
+        """Have `told` called when other authorities are trusted than before."""
+        self._trusted_anew.append(told)
+
+    async def run(self) -> None:
+        """Look at the files, and at what has expired, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Look once."""
+        before = self.tls.ca
+        try:
+            changed = await asyncio.to_thread(self._certificate.look)
+            if changed and self.http is not None:
+                await asyncio.to_thread(self.http.renew)
+        except (CertificateUnusable, OSError) as error:
+            self.reloads_failed += 1
+            log.error("the certificate is not exchanged, the former one goes on", why=str(error))
+        else:
+            if changed:
+                log.info("certificate exchanged", expires_in_s=round(self._certificate.expires_at - self._unix()))
+        if self.principals is not None:
+            self.principals.look()
+        if self.tls.ca != before:
+            log.info("other authorities are trusted; whoever came in by the former ones comes in anew")
+            for told in self._trusted_anew:
+                told()
+        self._warn()
+
+    def _warn(self) -> None:
+        now = self._unix()
+        left_s = self._certificate.expires_at - now
+        if left_s < SOON_S and now - self._warned_at >= 86_400:
+            self._warned_at = now
+            log.warning("the node's certificate expires soon: put a new one in its place", expires_in_s=round(left_s))
+
+
+def _http(files: TlsFiles, ask_clients: bool) -> HttpTls:
+    try:
+        return HttpTls(files, ask_clients=ask_clients)
+    except OSError as error:
+        raise CertificateUnusable(f"the certificate {files.cert} cannot be used: {error}") from error
