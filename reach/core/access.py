@@ -216,7 +216,8 @@ def may_call(rights: Rights | None, target: Target, env: str, *, who: str = "thi
         rule, what = "*" if call.anything else "", "agents that it does not name by type"
     rule = rule or next(filter(None, map(call.of_capability, target.capabilities)), "")
     if rule:
-        return Decision(True, rule, f"{who} may call {rule}")
+        among = call.among if "/" in rule else ""  # a session may go on at another instance
+        return Decision(True, rule, f"{who} may call {rule}", among)
     if not agent_id and call.names_agents and (not agent_type or _instances_of(call, agent_type.lower())):
         return Decision(True, call.among, f"{who} may call those that fit {call.among}", call.among)
     return _denied(f"{who} may not call {what}", call)

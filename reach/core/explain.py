@@ -14,6 +14,7 @@ from types import MappingProxyType
 from agentreach.v1.admin_pb2 import Candidate, ExplainReply
 from agentreach.v1.envelope_pb2 import RoutingPolicy, Target
 from agentreach.v1.registry_pb2 import AgentStatus
+from reach.core.access import fits
 from reach.core.agents import DEGRADED, HEALTHY, Agent
 from reach.core.balance import CONSISTENT_HASH, LEAST_ACTIVE, ROUND_ROBIN, WARM_UP_S, Rng, choose, choose_owner
 from reach.core.directory import Directory
@@ -186,6 +187,8 @@ def _by_env_or_selector(selector: Selector, agent: Agent) -> Removal:
     for key, value in sorted(selector.labels):
         if agent.labels.get(key) != value:
             return SELECTOR, f"labels: {key} is {agent.labels.get(key, '(none)')}, not {value}"
+    if not fits(selector.among, agent.agent_id):
+        return SELECTOR, f"rights: is none of {'; '.join(selector.among)}"
     assert not version_matches(selector.version, agent.version)
     return SELECTOR, f"version: is {agent.version or '(none)'}, not {selector.version}"
 

@@ -93,7 +93,7 @@ def _pool(state: State, lane: lanes.Lane, *, anybody: bool = False) -> Pool:
     tenant, env, agent_type, _ = lane.key
     target = Envelope.FromString(lane.waiting[0].data).target if lane.waiting else Target()
     if anybody and target.agent_id:
-        target = Target()
+        target = Target(among=target.among)
     target.agent_type = "" if target.agent_id else agent_type
     return state.directory.pool_for(target, tenant, env)
 

@@ -129,6 +129,7 @@ def _target(selector: Selector) -> bytes:
     target = Target(agent_id=selector.agent_id, agent_type=selector.agent_type, version=selector.version)
     target.capabilities.extend(sorted(selector.capabilities))
     target.labels.update(dict(selector.labels))
+    target.among.extend(selector.among)
     return target.SerializeToString()
 
 
