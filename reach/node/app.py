@@ -22,20 +22,26 @@ from agentreach.aio.grpc_transport import LINK_PATH, GrpcTransport
 from agentreach.v1.admin_pb2 import NodeRecord
 from agentreach.v1.peer_pb2 import LineageSecrets
 from reach.adapters.binding import PortTaken
+from reach.adapters.certificates import CertificateUnusable
+from reach.adapters.grpc_server.encrypting import server_credentials
 from reach.adapters.grpc_server.server import GrpcServer
 from reach.adapters.http_server import HttpServer
 from reach.adapters.metrics import make_registry, render
 from reach.adapters.peer_queries import PeerQueries
 from reach.core import returning
+from reach.core.keyring import KeysUnusable
 from reach.core.rules import Rules
 from reach.core.snapshots import SnapshotsUnavailable
 from reach.core.state import State
-from reach.core.store import StoreUnavailable
+from reach.core.store import Store, StoreUnavailable
 from reach.node.config import Config
+from reach.node.encryption import Encryption
 from reach.node.engine import Engine
 from reach.node.everywhere import Everywhere
-from reach.node.gate import introduction
+from reach.node.gate import Gatekeeper, introduction
 from reach.node.gauges import NodeGauges
+from reach.node.key_stores import opened
+from reach.node.keys import ApiKeys
 from reach.node.lineage_key import keys_of, lineage_secrets, new_secrets, shared_key
 from reach.node.own_key import NameTaken
 from reach.node.parts import Parts
@@ -91,21 +97,26 @@ def make_engine(config: Config, unix: float, incarnation: bytes = b"", lineage: 
 async def running(config: Config) -> AsyncIterator[Node]:
     """A node that serves while the context is open; leaving it drains and stops it.
 
-    Raises `PortTaken`, `NameTaken`, or `StoreUnavailable` if the registry cannot be used at start, within about 5 s.
+    Raises `PortTaken`, `NameTaken`, `CertificateUnusable`, `KeysUnusable`, or `StoreUnavailable` if the registry
+    cannot be used at start, within about 5 s.
     """
+    encryption = Encryption(config) if config.tls_cert else None
     store = await make_store(config)
     record = _node_record(config)
     lineage = await lineage_secrets(store)
     engine = make_engine(config, time.time(), record.incarnation, lineage)
-    parts = Parts(engine, config, store, record, GrpcTransport(path=LINK_PATH))
+    dial = encryption.dial if encryption is not None else None
+    parts = Parts(engine, config, store, record, GrpcTransport(dial, path=LINK_PATH))
+    secret = b""
     if config.auth != "none":
         secret = await shared_key(store)
         engine.introduce = introduction(secret, config.node_id)
-    queries = PeerQueries(engine.introduce)
+    queries = PeerQueries(engine.introduce, dial)
     engine.others = others = Everywhere(engine.state, queries)
-    server = GrpcServer(engine, listen=config.listen)
-    metrics = make_registry(NodeGauges(engine), VERSION)
-    http = HttpServer(listen=config.http, metrics=lambda: render(metrics), unready_reason=lambda: engine.unready_reason)
+    keys = await _keys(config, store)
+    server, http = _doors(config, engine, record, secret, encryption, keys)
+    if encryption is not None:
+        encryption.on_trust(lambda: parts.let_nodes_in_anew("other authorities are trusted"))
     node = Node(engine, "", "", asyncio.Event())
     duties: asyncio.Task[None] | None = None
     try:
@@ -121,7 +132,7 @@ async def running(config: Config) -> AsyncIterator[Node]:
         engine.starting = False
         with engine.step() as state:
             returning.opened(state)
-        duties = asyncio.create_task(parts.run(), name="duties")
+        duties = asyncio.create_task(_run(parts, encryption, keys), name="duties")
         duties.add_done_callback(lambda task: _duty_ended(task, node.broken))
         yield node
         server.set_serving(False)
@@ -140,6 +151,58 @@ async def running(config: Config) -> AsyncIterator[Node]:
         await store.close()
         await parts.close()
         await engine.close()
+
+
+async def _keys(config: Config, store: Store) -> ApiKeys | None:
+    if config.auth != "keys":
+        return None
+    try:
+        return await opened(config, store)
+    except KeysUnusable:
+        await store.close()
+        raise
+
+
+def _doors(
+    config: Config,
+    engine: Engine,
+    record: NodeRecord,
+    secret: bytes,
+    encryption: Encryption | None,
+    keys: ApiKeys | None,
+) -> tuple[GrpcServer, HttpServer]:
+    """Both servers, not started, with what guards them. `secret` is that of all nodes of the mesh."""
+    credentials = server_credentials(encryption.dial, ask_clients=encryption.asks_clients) if encryption else None
+    server = GrpcServer(engine, listen=config.listen, credentials=credentials)
+    metrics = make_registry(NodeGauges(engine, insecure=insecure(config), encryption=encryption), VERSION)
+    http = HttpServer(
+        listen=config.http,
+        metrics=lambda: render(metrics),
+        unready_reason=lambda: engine.unready_reason,
+        tls=encryption.http.context if encryption is not None and encryption.http is not None else None,
+    )
+    if config.auth != "none":
+        certificates = encryption.principals if encryption is not None else None
+        gate = Gatekeeper(
+            config, engine.step, keys, certificates,
+            secret=secret, address=lambda: record.address, holders=engine.holders,
+        )  # fmt: skip
+        server.doorkeeper, http.may_scrape = gate, gate.may_scrape
+    return server, http
+
+
+async def _run(parts: Parts, encryption: Encryption | None, keys: ApiKeys | None) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(parts.run(), name="parts")
+        if keys is not None:
+            group.create_task(keys.run(), name="keys")
+        if encryption is not None:
+            group.create_task(encryption.run(), name="tls")
+
+
+def insecure(config: Config) -> bool:
+    """Whether whoever reaches this node may do anything, because it was started so."""
+    return config.insecure and (config.auth == "none" or not config.tls_cert)
 
 
 def _node_record(config: Config) -> NodeRecord:
@@ -171,7 +234,7 @@ async def run_node(config: Config) -> int:
         loop.add_signal_handler(number, asked_to_stop)
     try:
         return await _serve(config, stop)
-    except (PortTaken, NameTaken) as error:
+    except (PortTaken, NameTaken, CertificateUnusable, KeysUnusable) as error:
         why = str(error)
     except SnapshotsUnavailable as error:
         why = f"conversations' states cannot be kept: {error}"
@@ -189,6 +252,13 @@ async def _serve(config: Config, stop: asyncio.Event) -> int:
             await asyncio.wait([start])
             return 0
         node = start.result()
+        if insecure(config):
+            log.warning(
+                "insecure: whoever reaches this node may do anything",
+                grpc=node.grpc_address,
+                tls=bool(config.tls_cert),
+                auth=config.auth,
+            )
         log.info("ready", node=config.node_id, grpc=node.grpc_address, http=node.http_address, version=VERSION)
         ends = [
             asyncio.create_task(wait(), name=name)

@@ -165,12 +165,9 @@ class Gatekeeper:
     def _through(self, method: str, needed: Needs, who: Identity) -> Identity:
         """Who was recognised, if this door is open to it."""
         why = self._closed_to(needed, who)
-        if not why:
-            return who
-        with self._step() as state:
-            state.stats.denied += 1
-        self._complain(method, why, tenant=who.tenant, principal=who.principal)
-        raise MeshFailure(failure(codes.PERMISSION_DENIED, f"{why}; `reach authz explain` shows who may what"))
+        if why:
+            raise self._denied(method, who, why)
+        return who
 
     @staticmethod
     def _closed_to(needed: Needs, who: Identity) -> str:
@@ -197,6 +194,12 @@ class Gatekeeper:
             return
         unlogged, self._unlogged = self._unlogged, 0
         log.warning("not let in", method=method, why=why, **who, **({"unlogged": unlogged} if unlogged else {}))
+
+    def _denied(self, method: str, who: Identity, why: str) -> MeshFailure:
+        with self._step() as state:
+            state.stats.denied += 1
+        self._complain(method, why, tenant=who.tenant, principal=who.principal)
+        return MeshFailure(failure(codes.PERMISSION_DENIED, f"{why}; `reach authz explain` shows who may what"))
 
     def _refused(self, method: str, why: str, *, logged: str = "") -> MeshFailure:
         with self._step() as state:
