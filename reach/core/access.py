@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import lru_cache
 from typing import Final
@@ -131,7 +131,20 @@ def _normal(text: str) -> str:
 
 
 def _compiled(texts: Iterable[str]) -> tuple[tuple[str, re.Pattern[str]], ...]:
-    return tuple((text, re.compile(".*".join(map(re.escape, text.split("*"))), re.DOTALL)) for text in texts)
+    return tuple((text, _expression(text)) for text in texts)
+
+
+def _expression(text: str) -> re.Pattern[str]:
+    """Each part is looked for once, as far left as it stands, and never again elsewhere (`(?>…)`).
+
+    That finds what trying all places would, and takes no longer than the name is long: a pattern of many `*` that does
+    not fit would otherwise keep the node busy for minutes.
+    """
+    parts = [re.escape(part) for part in re.sub(r"\*+", "*", text).split("*")]
+    if len(parts) == 1:
+        return re.compile(parts[0])
+    middle = "".join(f"(?>.*?{part})" for part in parts[1:-1])
+    return re.compile(f"{parts[0]}{middle}.*{parts[-1]}", re.DOTALL)
 
 
 def _first(patterns: tuple[tuple[str, re.Pattern[str]], ...], name: str) -> str:
@@ -151,23 +164,22 @@ class Rights:
     scrape: bool = False
     signs: bool = False
     """What it sends must be signed."""
+    also: tuple[Rights, ...] = ()
+    """Those of its other keys: what one key allows in its envs, another does not in its own."""
 
     def with_also(self, other: Rights) -> Rights:
-        """What both allow together: those of a principal with two keys."""
-        return Rights(
-            self.envs | other.envs,
-            Patterns((*self.register.texts, *other.register.texts)),
-            Patterns((*self.call.texts, *other.call.texts)),
-            Patterns((*self.publish.texts, *other.publish.texts), topics=True),
-            Patterns((*self.subscribe.texts, *other.subscribe.texts), topics=True),
-            self.admin or other.admin,
-            self.scrape or other.scrape,
-            self.signs or other.signs,
+        """What either allows: those of a principal with two keys."""
+        return replace(
+            self,
+            admin=self.admin or other.admin,
+            scrape=self.scrape or other.scrape,
+            signs=self.signs or other.signs,
+            also=(*self.also, replace(other, also=()), *other.also),
         )
 
     def holds_in(self, env: str) -> bool:
         """Whether they hold in this env at all."""
-        return "*" in self.envs or (env or DEFAULT_ENV) in self.envs
+        return any("*" in each.envs or (env or DEFAULT_ENV) in each.envs for each in (self, *self.also))
 
 
 NO_RIGHTS = Rights(envs=frozenset())
@@ -182,6 +194,8 @@ def may_register(
     """
     if rights is None:
         return _OPEN
+    if rights.also:
+        return _either([may_register(each, agent_id, capabilities, env, who=who) for each in _apart(rights)])
     wrong_env = _env_fault(rights, env, who)
     if wrong_env is not None:
         return wrong_env
@@ -202,6 +216,8 @@ def may_call(rights: Rights | None, target: Target, env: str, *, who: str = "thi
     """
     if rights is None:
         return _OPEN
+    if rights.also:
+        return _either([may_call(each, target, env, who=who) for each in _apart(rights)])
     wrong_env = _env_fault(rights, env, who)
     if wrong_env is not None:
         return wrong_env
@@ -226,24 +242,42 @@ def may_call(rights: Rights | None, target: Target, env: str, *, who: str = "thi
 def _instances_of(call: Patterns, agent_type: str) -> bool:
     """Whether some pattern for instances could fit one of this type."""
     return any(
-        "/" in text and re.fullmatch(".*".join(map(re.escape, text.partition("/")[0].split("*"))), agent_type)
-        for text in call.texts
+        "/" in text and _expression(text.partition("/")[0]).fullmatch(agent_type) is not None for text in call.texts
     )
 
 
 def may_publish(rights: Rights | None, topic: str, env: str, *, who: str = "this principal") -> Decision:
     """Whether an event may be sent to this topic."""
-    return _topic(rights, rights.publish if rights is not None else None, topic, env, f"{who} may not publish to")
+    if rights is None:
+        return _OPEN
+    return _either([_topic(each, each.publish, topic, env, f"{who} may not publish to") for each in _apart(rights)])
 
 
 def may_subscribe(rights: Rights | None, topic: str, env: str, *, who: str = "this principal") -> Decision:
     """Whether this topic may be listened to."""
-    return _topic(rights, rights.subscribe if rights is not None else None, topic, env, f"{who} may not subscribe to")
-
-
-def _topic(rights: Rights | None, patterns: Patterns | None, topic: str, env: str, denial: str) -> Decision:
-    if rights is None or patterns is None:
+    if rights is None:
         return _OPEN
+    return _either([_topic(each, each.subscribe, topic, env, f"{who} may not subscribe to") for each in _apart(rights)])
+
+
+def _apart(rights: Rights) -> list[Rights]:
+    """Those of each of a principal's keys."""
+    return [replace(rights, also=()), *rights.also] if rights.also else [rights]
+
+
+def _either(decisions: list[Decision]) -> Decision:
+    """What a principal with several keys may: what one of them allows without limits, or what all allow together."""
+    allowed = [each for each in decisions if each.allowed]
+    for each in allowed:
+        if not each.among:
+            return each
+    if not allowed:
+        return next((each for each in decisions if each.rule == "default"), decisions[0])
+    among = " ".join(each.among for each in allowed)
+    return replace(allowed[0], rule=among, among=among)
+
+
+def _topic(rights: Rights, patterns: Patterns, topic: str, env: str, denial: str) -> Decision:
     wrong_env = _env_fault(rights, env, denial.partition(" may not")[0])
     if wrong_env is not None:
         return wrong_env
