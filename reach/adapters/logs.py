@@ -42,7 +42,7 @@ def configure(level: str, log_format: str, stream: TextIO | None = None) -> None
     if log_format == "json":
         ending += [structlog.processors.format_exc_info, _order, structlog.processors.JSONRenderer(ensure_ascii=False)]
     else:
-        ending += [_order, structlog.dev.ConsoleRenderer(colors=_is_terminal(stream), sort_keys=False)]
+        ending += [_order, _for_people(stream)]
     handler = logging.StreamHandler(stream)
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=ending))
     handler.addFilter(_not_an_exit)
@@ -60,6 +60,13 @@ def configure(level: str, log_format: str, stream: TextIO | None = None) -> None
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,
+    )
+
+
+def _for_people(stream: TextIO) -> structlog.dev.ConsoleRenderer:
+    """With plain tracebacks: structlog's own show the values of all variables, payloads and keys among them."""
+    return structlog.dev.ConsoleRenderer(
+        colors=_is_terminal(stream), sort_keys=False, exception_formatter=structlog.dev.plain_traceback
     )
 
 

@@ -78,6 +78,20 @@ def test_a_cause_is_written_with_its_traceback(stream: io.StringIO, log_format: 
         assert len(lines(stream)) == 2
 
 
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_a_traceback_shows_no_values_of_what_failed(stream: io.StringIO, log_format: str) -> None:
+    """structlog's own for a terminal prints every local variable: a payload, a key."""
+    logs.configure("info", log_format, stream)
+    for logger in (logging.getLogger("x"), structlog.get_logger()):
+        key = f"hunter{len('12')}"
+        try:
+            raise ValueError(len(key))
+        except ValueError:
+            logger.exception("it broke")
+    assert stream.getvalue().count("ValueError: 7") == 2
+    assert "hunter2" not in stream.getvalue()
+
+
 def test_an_exit_is_not_logged_as_a_fault(stream: io.StringIO) -> None:
     logs.configure("info", "json", stream)
     logging.getLogger("x").error("unexpected", exc_info=SystemExit(0))
