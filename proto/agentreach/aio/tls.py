@@ -102,7 +102,8 @@ async def explained(address: str, details: str, tls: Tls | None, who: str = "the
         if any(sign in details for sign in _CLOSED) and await speaks_tls(address):
             return f"{who} speaks TLS and this connection does not: give the CA by which its certificate is checked"
         return details
-    if any(sign in details for sign in _NOT_TLS):
+    closed = any(sign in details for sign in _CLOSED)
+    if any(sign in details for sign in _NOT_TLS) or (closed and not await speaks_tls(address)):
         return f"{who} does not speak TLS and this connection does: leave the TLS files out, or start it with TLS"
     if "certificate has expired" in details:
         return f"{who}'s certificate has expired"
@@ -110,7 +111,7 @@ async def explained(address: str, details: str, tls: Tls | None, who: str = "the
         return f"{who}'s certificate is not valid yet; compare the clocks"
     if "Hostname Verification Check failed" in details:
         return f"{who}'s certificate is not made for {address.rpartition(':')[0]}: dial it by a name that it holds"
-    if any(sign in details for sign in _NOT_OURS) or any(sign in details for sign in _CLOSED):
+    if closed or any(sign in details for sign in _NOT_OURS):
         if not tls.cert:
             return f"{who} ended the TLS handshake: it may ask for a client's certificate, and none was given"
         return (
