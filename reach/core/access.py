@@ -181,6 +181,12 @@ class Rights:
         """Whether they hold in this env at all."""
         return any("*" in each.envs or (env or DEFAULT_ENV) in each.envs for each in (self, *self.also))
 
+    @property
+    def within(self) -> frozenset[str] | None:
+        """The envs in which they hold; None: all."""
+        envs = self.envs.union(*(each.envs for each in self.also))
+        return None if "*" in envs else envs
+
 
 NO_RIGHTS = Rights(envs=frozenset())
 
@@ -285,6 +291,20 @@ def _topic(rights: Rights, patterns: Patterns, topic: str, env: str, denial: str
     return Decision(True, rule, f"{rule} is allowed") if rule else _denied(f"{denial} {topic}", patterns)
 
 
+def may_read(rights: Rights | None, env: str, *, who: str = "this principal") -> Decision:
+    """Whether it may be told what there is in an env; empty: in each of its own."""
+    if rights is None:
+        return _OPEN
+    if not env or rights.holds_in(env):
+        return Decision(True, "envs", f"{who} may read what there is in its envs")
+    return _wrong_env(rights, env, who)
+
+
+def within(rights: Rights | None) -> frozenset[str] | None:
+    """The envs of which somebody is told; None: all."""
+    return rights.within if rights is not None else None
+
+
 def may_administer(rights: Rights | None, *, who: str = "this principal") -> Decision:
     """Whether AdminService may be used."""
     if rights is None:
@@ -319,9 +339,11 @@ _OPEN = Decision(True, "open", "authentication is off: everybody may do anything
 
 
 def _env_fault(rights: Rights, env: str, who: str) -> Decision | None:
-    if rights.holds_in(env):
-        return None
-    envs = ", ".join(sorted(rights.envs)) or "none"
+    return None if rights.holds_in(env) else _wrong_env(rights, env, who)
+
+
+def _wrong_env(rights: Rights, env: str, who: str) -> Decision:
+    envs = ", ".join(sorted(rights.within or ())) or "none"
     return Decision(False, "envs", f"{who} may do nothing in env {env or DEFAULT_ENV} (its envs: {envs})")
 
 

@@ -61,12 +61,16 @@ class Directory:
         self.telling = False
         """Other nodes are told who comes, leaves, or changes its status: noted in `news`."""
         self.news: list[Agent] = []
+        self.of_tenant: dict[str, int] = {}
+        """Agents by tenant."""
+        self.of_principal: dict[tuple[str, str], int] = {}
+        """Agents by (tenant, principal)."""
         self._pools_max = pools_max
         self._places: dict[Scope, _Place] = {}
         self._count = 0
         self._pools: OrderedDict[Selector, Pool] = OrderedDict()
         self._raw: dict[tuple[bytes, str, str], Pool] = {}
-        self._hints: dict[Selector, str] = {}
+        self._hints: dict[tuple[Selector, frozenset[str] | None], str] = {}
         self._hints_revision = 0
 
     def __len__(self) -> int:
@@ -92,6 +96,7 @@ class Directory:
         agent.status_placed, agent.weight_placed = agent.status, agent.weight
         agent.pools = []
         place.by_id[agent.agent_id] = agent
+        self._count_for_owner(agent, 1)
         for anchor in anchors_of(agent):
             kind, name = anchor
             place.agents.setdefault(kind, {}).setdefault(name, {})[agent] = None
@@ -116,6 +121,7 @@ class Directory:
         if place is None or place.by_id.get(agent.agent_id) is not agent:
             return False
         del place.by_id[agent.agent_id]
+        self._count_for_owner(agent, -1)
         for pool in agent.pools:
             pool.remove(agent)
         agent.pools = []
@@ -134,6 +140,19 @@ class Directory:
         if self.telling:
             self.news.append(agent)
         return True
+
+    def _count_for_owner(self, agent: Agent, count: int) -> None:
+        owner = (agent.tenant, agent.principal)
+        of_tenant = self.of_tenant.get(agent.tenant, 0) + count
+        of_principal = self.of_principal.get(owner, 0) + count
+        if of_tenant:
+            self.of_tenant[agent.tenant] = of_tenant
+        else:
+            del self.of_tenant[agent.tenant]
+        if of_principal:
+            self.of_principal[owner] = of_principal
+        else:
+            del self.of_principal[owner]
 
     def changed(self, agent: Agent) -> None:
         """Say that the agent's status, slots, weight, saturation or avoidance changed. It takes effect at once."""
@@ -250,9 +269,13 @@ class Directory:
         if not place.by_id and not place.pools:
             del self._places[selector.tenant, selector.env]
 
-    def envs(self, tenant: str) -> list[str]:
-        """The tenant's envs in which there is an agent, sorted."""
-        return sorted(env for (owner, env), place in self._places.items() if owner == tenant and place.by_id)
+    def envs(self, tenant: str, within: frozenset[str] | None = None) -> list[str]:
+        """The tenant's envs in which there is an agent, sorted; of some (`within`), if given."""
+        return sorted(
+            env
+            for (owner, env), place in self._places.items()
+            if owner == tenant and place.by_id and (within is None or env in within)
+        )
 
     def agents_in(self, tenant: str, env: str, anchor: Anchor = ANY) -> Collection[Agent]:
         """The agents of one scope, or those of them under an anchor."""
@@ -275,15 +298,17 @@ class Directory:
         target: Target | None = None,
         after: tuple[str, str] = ("", ""),
         limit: int = 1000,
+        within: frozenset[str] | None = None,
     ) -> list[Agent]:
         """A page of the tenant's agents after the key (env, agent_id), in that order; empty filters let all pass.
 
+        Without an env, those in all of them, or in those of `within`.
         `SelectorError` for a target that is neither empty nor routable.
         """
         wanted = self._filter_of(target, tenant)
         found = [
             agent
-            for name in ([env] if env else self.envs(tenant))
+            for name in ([env] if env else self.envs(tenant, within))
             for agent in self.agents_in(tenant, name)
             if (name, agent.agent_id) > after
             and (not status or agent.status == status)
@@ -297,20 +322,23 @@ class Directory:
             return None
         return parse_selector(target, tenant, "", self.aliases)
 
-    def capabilities(self, tenant: str, env: str = "") -> list[CapabilityCount]:
-        """The inventory of one env, or of all the tenant's, by name."""
+    def capabilities(self, tenant: str, env: str = "", within: frozenset[str] | None = None) -> list[CapabilityCount]:
+        """The inventory of one env, or of all the tenant's (those of `within`), by name."""
         counts: dict[str, int] = {}
-        for name in [env] if env else self.envs(tenant):
+        for name in [env] if env else self.envs(tenant, within):
             for capability, size in self.names_in(tenant, name, "capability").items():
                 counts[capability] = counts.get(capability, 0) + size
         return [CapabilityCount(name, self.aliases.of(name), counts[name]) for name in sorted(counts)]
 
-    def hint(self, selector: Selector) -> str:
-        """What would be near a selector that matches nobody, as a sentence for NO_ROUTE; empty if nothing is."""
+    def hint(self, selector: Selector, within: frozenset[str] | None = None) -> str:
+        """What would be near a selector that matches nobody, as a sentence for NO_ROUTE; empty if nothing is.
+
+        `within`: the envs that whoever reads it may know of; None: all of the tenant.
+        """
         if self._hints_revision != self.revision or len(self._hints) >= HINTS_MAX:
             self._hints.clear()
             self._hints_revision = self.revision
-        hint = self._hints.get(selector)
+        hint = self._hints.get((selector, within))
         if hint is None:
-            hint = self._hints[selector] = near_miss(self, selector)
+            hint = self._hints[selector, within] = near_miss(self, selector, within)
         return hint

@@ -21,9 +21,9 @@ _COMPARED_MAX = 500  # names a misspelt one is compared with: ≈ 5 ms, on an er
 _LOOKED_AT_MAX = 1000  # agents
 
 
-def near_miss(directory: Directory, selector: Selector) -> str:
-    """One sentence, or several; empty if nothing is near."""
-    elsewhere = _elsewhere(directory, selector)
+def near_miss(directory: Directory, selector: Selector, within: frozenset[str] | None = None) -> str:
+    """One sentence, or several; empty if nothing is near. Other envs are named if they are among those of `within`."""
+    elsewhere = _elsewhere(directory, selector, within)
     if not directory.agents_in(selector.tenant, selector.env):
         here = f"No agent at all is registered in env {selector.env}."
     elif selector.agent_id:
@@ -33,10 +33,12 @@ def near_miss(directory: Directory, selector: Selector) -> str:
     return " ".join(sentence for sentence in (elsewhere, here) if sentence)
 
 
-def _elsewhere(directory: Directory, selector: Selector) -> str:
+def _elsewhere(directory: Directory, selector: Selector, within: frozenset[str] | None) -> str:
     """The same in another env of the tenant."""
     envs = [
-        env for env in directory.envs(selector.tenant) if env != selector.env and _any_match(directory, selector, env)
+        env
+        for env in directory.envs(selector.tenant, within)
+        if env != selector.env and _any_match(directory, selector, env)
     ]
     return f"It matches in env {_listed(envs)}, but env {selector.env} was asked for." if envs else ""
 

@@ -29,12 +29,24 @@ _MARK_BITS = 40  # the lower ones count changes: more than 30 years at a thousan
 class Watcher:
     """One who watches some of the agents; empty filters let all pass. Call it within a step."""
 
-    def __init__(self, state: State, tenant: str, env: str, wanted: Selector | None, revision: int) -> None:
-        """`revision` is where to go on, as it was told; any other than one of this node's still known begins anew."""
+    def __init__(
+        self,
+        state: State,
+        tenant: str,
+        env: str,
+        wanted: Selector | None,
+        revision: int,
+        within: frozenset[str] | None = None,
+    ) -> None:
+        """`revision` is where to go on, as it was told; any other than one of this node's still known begins anew.
+
+        Without an env it is told of all, or of those of `within`.
+        """
         self._state = state
         self._tenant = tenant
         self._env = env
         self._wanted = wanted
+        self._within = within
         self._at = 0
         """The revision up to which all is told."""
         self._told = -1
@@ -69,7 +81,7 @@ class Watcher:
         directory = self._state.directory
         self._at = directory.revision  # what changes while it is told will be told after it
         self._told = -1
-        envs = [self._env] if self._env else directory.envs(self._tenant)
+        envs = [self._env] if self._env else directory.envs(self._tenant, self._within)
         self._snapshot = [
             agent for env in envs for agent in directory.agents_in(self._tenant, env) if self._wants(agent)
         ]
@@ -101,7 +113,7 @@ class Watcher:
         for place in range(first, min(first + LOG_A_REPLY_MAX, len(log))):
             tenant, env, agent_id, gone = log[place]
             self._at += 1
-            if tenant == self._tenant and (not self._env or env == self._env):
+            if tenant == self._tenant and (env == self._env if self._env else self._may_know(env)):
                 left[env, agent_id] = left.get((env, agent_id), False) or gone
         found = (self._change(env, agent_id, gone) for (env, agent_id), gone in left.items())
         return [change for change in found if change is not None]
@@ -115,6 +127,9 @@ class Watcher:
             record = AgentRecord(agent_id=agent_id, agent_type=agent_type, tenant=self._tenant, env=env)
             return AgentChange(agent=record, removed=True)
         return None
+
+    def _may_know(self, env: str) -> bool:
+        return self._within is None or env in self._within
 
     def _wants(self, agent: Agent) -> bool:
         return self._wanted is None or self._wanted.describes(agent)

@@ -16,7 +16,7 @@ from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.wire.checks import request_fault, target_fault
 from agentreach.wire.errors import failure
 from agentreach.wire.names import normalise_env, shown
-from reach.core import lookups, route, sessions, settle
+from reach.core import access, actors, lookups, route, sessions, settle
 from reach.core.agents import FULL
 from reach.core.explain import explain
 from reach.core.nodes import NodePeer
@@ -80,11 +80,18 @@ class Queries:
 
     # ---- registry ----
 
+    def check_env(self, who: Identity, env: str) -> None:
+        """Raise PERMISSION_DENIED if this env is none of the principal's."""
+        decision = access.may_read(who.rights, env, who=f"principal {who.principal}")
+        if not decision.allowed:
+            raise MeshFailure(actors.denied(self._state, decision))
+
     def resolve(self, request: registry.ResolveRequest, who: Identity) -> registry.ResolveReply:
         """The agents that match a target and can be given work now."""
         fault = target_fault(request.target, request.env)
         if fault is not None:
             raise MeshFailure(fault)
+        self.check_env(who, normalise_env(request.env))
         pool = self._state.directory.pool_for(request.target, who.tenant, normalise_env(request.env))
         found = [agent for tier in pool.tiers[: FULL + 1] for agent in tier.agents]
         found.sort(key=lambda agent: agent.agent_id)
@@ -95,6 +102,7 @@ class Queries:
     async def get_agent(self, request: registry.GetAgentRequest, who: Identity) -> registry.AgentRecord:
         """One agent's record. If the view is old, the store is asked for those that are not this node's own."""
         state, key = self._state, (who.tenant, normalise_env(request.env), request.agent_id)
+        self.check_env(who, key[1])
         agent, age_s, looked_up = state.directory.get(*key), self.registry_age(), False
         own = agent is not None and agent.node_id == state.rules.node_id
         if age_s > lookups.OLD_S and not own and self.look_up is not None:
@@ -107,10 +115,11 @@ class Queries:
         return agent.to_record()
 
     def list_agents(self, request: registry.ListAgentsRequest, who: Identity) -> registry.ListAgentsReply:
-        """A page of agents; an empty request shows every env and status."""
+        """A page of agents; an empty request shows every env (that its sender has rights in) and status."""
         fault = target_fault(request.target, request.env)
         if fault is not None:
             raise MeshFailure(fault)
+        self.check_env(who, request.env)
         size = min(request.page_size or PAGE_SIZE, PAGE_SIZE)
         found = self._state.directory.listing(
             who.tenant,
@@ -119,6 +128,7 @@ class Queries:
             target=request.target,
             after=_token_read(request.page_token),
             limit=size + 1,
+            within=access.within(who.rights),
         )
         page = found[:size]
         return registry.ListAgentsReply(
@@ -132,10 +142,12 @@ class Queries:
         self, request: registry.ListCapabilitiesRequest, who: Identity
     ) -> registry.ListCapabilitiesReply:
         """The inventory."""
+        self.check_env(who, request.env)
+        within = access.within(who.rights)
         return registry.ListCapabilitiesReply(
             capabilities=[
                 registry.Capability(name=each.name, aliases=each.aliases, agents=each.agents)
-                for each in self._state.directory.capabilities(who.tenant, request.env)
+                for each in self._state.directory.capabilities(who.tenant, request.env, within)
             ]
         )
 

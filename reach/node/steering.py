@@ -10,7 +10,7 @@ from agentreach.v1 import error_pb2 as codes
 from agentreach.v1 import registry_pb2 as registry
 from agentreach.wire.checks import target_fault
 from agentreach.wire.errors import failure
-from reach.core import configs, version_policy
+from reach.core import access, configs, version_policy
 from reach.core.ports import Identity, MeshFailure
 from reach.core.selector import Selector, SelectorError, parse_selector
 from reach.core.state import State
@@ -50,6 +50,7 @@ class Steering(Operations):
         if why is not None:
             raise MeshFailure(failure(codes.INVALID_ENVELOPE, why.replace("policy.", "")))
         env, agent_type = version_policy.key_of(asked)
+        self.check_env(who, env)
         reply = registry.VersionPolicy(agent_type=agent_type, env=env)
         policy = self._state.version_policies.get((env, agent_type))
         if policy is not None:
@@ -101,7 +102,8 @@ class Steering(Operations):
         news = asyncio.Event()
         self._watchers.add(news)
         try:
-            watcher = Watcher(self._state, who.tenant, request.env, wanted, request.revision)
+            within = access.within(who.rights)
+            watcher = Watcher(self._state, who.tenant, request.env, wanted, request.revision, within)
             while not self._state.draining:
                 self.holders.check(who)
                 news.clear()
@@ -120,6 +122,7 @@ class Steering(Operations):
         fault = target_fault(request.target, request.env)
         if fault is not None:
             raise MeshFailure(fault)
+        self.check_env(who, request.env)
         if not request.target.ListFields():
             return None
         try:
