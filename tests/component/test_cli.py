@@ -258,7 +258,7 @@ def test_a_reader_that_has_enough_is_no_failure(node: str) -> None:
 
 def test_check_config_shows_what_was_changed_and_hides_secrets(tmp_path: Path) -> None:
     file = tmp_path / "reach.toml"
-    file.write_text('lane_max = 5\nregistry_password = "hunter2"\n[aliases]\na = "b"\n')
+    file.write_text('lane_max = 5\nregistry_user = "reach"\nregistry_password = "hunter2"\n[aliases]\na = "b"\n')
     result = run("check-config", "--config", str(file))
     assert result.returncode == 0, result.stderr
     assert "default 100" in result.stdout and "hunter2" not in result.stdout
