@@ -72,6 +72,13 @@ def arrive(state: State, peer: Peer, attaches: Iterable[pb.Attach], *, with_welc
         registered(state, peer, arrival)
 
 
+def is_there(state: State, peer: Peer, arrival: Arrival) -> bool:
+    """Whether the process of an arrival is still linked as it was when it asked."""
+    if state.peers.get(peer.link_id) is not peer or not peer.connected:
+        return False
+    return not arrival.with_welcome or arrival.hello == peer.hellos
+
+
 def _claim(state: State, peer: Peer, agent: Agent, count: int) -> None:
     """Note that the store is asked for a registration (1), or has answered (-1)."""
     key = (agent.tenant, agent.env, agent.agent_id)

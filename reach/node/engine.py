@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 
 import structlog
 
-from agentreach.aio.clock import StallWatch, boot_time
+from agentreach.aio.clock import boot_time
 from agentreach.v1 import admin_pb2 as admin
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope
@@ -45,14 +45,14 @@ from reach.node.pins import PinBook
 from reach.node.registrar import Registrar
 from reach.node.session_work import SessionWork
 from reach.node.steering import Steering
+from reach.node.standstill import Standstill
 from reach.node.streams import Carrier, Stream
 
 log = structlog.get_logger("reach")
 
 _RPC_MARGIN_S = 0.05  # our precise answer must be there before the RPC's own deadline ends the call without one
 _INSTEAD = "use InvokeStream"
-_STALL_S = 0.5  # a loop that stood still for so long has answers to read before it judges anybody by time
-_READ_S = 0.1  # for that; a loop that stands still again and again puts off every second tick only
+_READ_S = 0.1  # after a stall; a loop that stands still again and again puts off every second tick only
 
 
 class Engine(Steering):
@@ -61,7 +61,7 @@ class Engine(Steering):
     def __init__(self, state: State, *, hello_timeout_s: float = limits.HELLO_TIMEOUT_S) -> None:
         super().__init__(state)
         self._loop = asyncio.get_running_loop()
-        self._stall = StallWatch(self._loop)
+        self.standstill = Standstill(self._loop, self.step)
         self._hello_timeout_s = hello_timeout_s
         self._registrar: Registrar | None = None
         self._session_work: SessionWork | None = None
@@ -145,7 +145,7 @@ class Engine(Steering):
 
     def _tick(self) -> None:
         self._timer, self._timer_at = None, float("inf")
-        if not self._put_off and self._stall.stall_s(boot_time()) > _STALL_S:
+        if not self._put_off and not self.standstill.may_judge:
             self._put_off = True
             self._timer = self._loop.call_later(_READ_S, self._tick)
             return
@@ -155,10 +155,6 @@ class Engine(Steering):
                 mesh.tick(state)
         except Exception:
             log.exception("a tick failed", reference=self.reference())
-
-    def stalled_ms(self) -> int:
-        """How long this process's loop has just stood still."""
-        return int(self._stall.stall_s(self._state.now) * 1000)
 
     def reference(self) -> str:
         """A word by which an INTERNAL error is found in the log."""
@@ -174,7 +170,12 @@ class Engine(Steering):
                 if isinstance(peer.stream, Carrier):
                     peer.stream.finish(flush=not peer.link.overrun and peer.connected)
             case RegisterAgents(peer, arrival):
-                self._registry.register(arrival, lambda: self._registered(peer, arrival), peer.link_id)
+                self._registry.register(
+                    arrival,
+                    lambda: self._registered(peer, arrival),
+                    peer.link_id,
+                    lambda: arrivals.is_there(self._state, peer, arrival),
+                )
             case DeregisterAgent():
                 self._registry.deregister(effect)
             case Forwarding():
@@ -358,7 +359,7 @@ class Engine(Steering):
 
     async def close(self) -> None:
         """Stop the timers and tasks."""
-        self._stall.close()
+        self.standstill.close()
         if self._timer is not None:
             self._timer.cancel()
         for task in self._tasks:

@@ -20,7 +20,7 @@ from reach.core.agents import Agent
 from reach.core.arrivals import Arrival, Attaching
 from reach.core.store import Item, StoreUnavailable
 from reach.node.admission import AGENTS_PER_FORWARD_MAX, EXISTS, LEASE_GONE, Admission
-from reach.node.records import agent_key, stored_record, written_by
+from reach.node.records import agent_key, incarnation_in, stored_record, written_by
 from reach.node.shards import Shard, Shards
 
 FORWARD_BYTES_MAX = 192 << 10
@@ -51,14 +51,23 @@ class Registering:
     known_since: float = float("inf")
     """Since when agents that are known wait for those of this arrival that are not."""
     open: int = 0
+    is_there: Callable[[], bool] = lambda: True
+    """Whether its process is."""
 
     @classmethod
-    def of(cls, arrival: Arrival, done: Callable[[], None], deadline: float, line: deque[Registering]) -> Registering:
+    def of(
+        cls,
+        arrival: Arrival,
+        done: Callable[[], None],
+        deadline: float,
+        line: deque[Registering],
+        is_there: Callable[[], bool],
+    ) -> Registering:
         """Of all new agents of the arrival; the last in the line."""
         left = deque(each for each in arrival.agents if each.agent is not None and each.attachment is None)
         some_known = any(each.attachment is not None for each in arrival.agents)
         known_since = boot_time() if some_known else float("inf")
-        made = cls(left, done, deadline, line, arrival.with_welcome, known_since, len(left))
+        made = cls(left, done, deadline, line, arrival.with_welcome, known_since, len(left), is_there)
         line.append(made)
         return made
 
@@ -102,6 +111,27 @@ class Registering:
 
 
 Asked = tuple[Registering, Attaching, Agent]
+
+
+def take_over(batch: list[Asked], present: Mapping[str, Item]) -> bool:
+    """Whether one of these agent_ids has another process, of this node or another."""
+    return any(incarnation_in(present[agent_key(agent)]) != agent.incarnation for *_, agent in batch)
+
+
+def of_the_living(batch: list[Asked], present: Mapping[str, Item]) -> list[Asked]:
+    """Those whose process is still there, or takes nothing from another.
+
+    One that dialled a node that stood still, and ended, may have a successor: its hello is read all the same.
+    """
+    living: list[Asked] = []
+    for register, each, agent in batch:
+        if register.is_there() or incarnation_in(present[agent_key(agent)]) == agent.incarnation:
+            living.append((register, each, agent))
+        else:
+            register.take(each)
+            register.overtaken(each)
+            register.settled()
+    return living
 
 
 def of_their_own(batch: list[Asked], present: Mapping[str, Item]) -> list[Asked]:

@@ -50,7 +50,7 @@ class NodeCarrier(Carrier):
             former.supersede()
         node.stream = self
         self.node = node
-        self.outlet = Outlet(node.link)
+        self.outlet = Outlet(node.link, self._engine.standstill.before_writing)
 
     def _frame(self, data: bytes) -> None:
         node, engine = self.node, self._engine
@@ -58,7 +58,7 @@ class NodeCarrier(Carrier):
         try:
             received = Frame.FromString(data)
             with engine.step() as state:
-                between.frame(state, node, received, engine.stalled_ms())
+                between.frame(state, node, received, engine.standstill.ms(state.now))
         except (LinkError, DecodeError) as error:
             self._broken(node, str(error) or "bytes that are not a Frame")
         except Exception:

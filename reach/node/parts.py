@@ -52,7 +52,7 @@ class Parts:
             register_wait_s=config.register_wait_s,
             admission=admission,
             replaced=engine.replaced,
-            unread_s=engine.unread_s,
+            unread_s=engine.standstill.unread_s,
         )
         engine.policies = self._policies = Policies(store, election, engine.state, step=engine.step)
         leads = wishes(admission, self._policies)

@@ -72,6 +72,14 @@ def written_by(item: Item) -> str:
         return ""
 
 
+def incarnation_in(item: Item) -> bytes:
+    """The process that is registered under a key; empty: nobody knows."""
+    try:
+        return AgentRecord.FromString(item.value).incarnation
+    except DecodeError:
+        return b""
+
+
 def read_node(item: Item) -> NodeRecord:
     """The node that a key stands for. Raises `Unreadable`."""
     try:

@@ -41,7 +41,7 @@ from reach.core.store import (
 from reach.node.admission import Admission
 from reach.node.contact import Contact
 from reach.node.everywhere import Peers
-from reach.node.newcomers import Asked, Newcomers, Registering, of_their_own
+from reach.node.newcomers import Asked, Newcomers, Registering, of_the_living, of_their_own, take_over
 from reach.node.own_key import OwnKey
 from reach.node.records import agent_key, stored_record
 from reach.node.shards import Shard, Shards
@@ -65,15 +65,18 @@ class Registrar:
         register_wait_s: float,
         admission: Admission,
         replaced: Callable[[Agent, bytes], None],
+        unread_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """`replaced` is told of an agent whose key somebody else has taken, and by which incarnation.
 
-        By another node: the core may have seen that already, and let go of the agent.
+        By another node: the core may have seen that already, and let go of the agent. `unread_s` says for how long yet
+        it may not have been read that a process has ended.
         """
         self._register_wait_s = register_wait_s
         self._store = store
         self._node = node
         self._replaced = replaced
+        self._unread_s = unread_s
         self._shards = Shards(store, lease_ttl_s, self._in_doubt)
         self.contact = Contact()
         self._own_key = OwnKey(store, node, self._shards, lease_ttl_s)
@@ -98,13 +101,19 @@ class Registrar:
 
     # ---- asked by the engine ----
 
-    def register(self, arrival: Arrival, done: Callable[[], None], link_id: str = "") -> None:
+    def register(
+        self,
+        arrival: Arrival,
+        done: Callable[[], None],
+        link_id: str = "",
+        is_there: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Write the new agents of an arrival; `done` is called when each has its generation or its error.
 
         At the latest `register_wait_s` from now, then with REGISTRY_UNAVAILABLE; for one link in the order of asking.
         """
         line = self._lines.setdefault(link_id, deque()) if link_id else deque()
-        registering = Registering.of(arrival, done, boot_time() + self._register_wait_s, line)
+        registering = Registering.of(arrival, done, boot_time() + self._register_wait_s, line, is_there)
         self._queue.append(registering)
         self._work.set()
         registering.tell()  # there may be nothing to write
@@ -237,13 +246,14 @@ class Registrar:
 
         Compared by revision, so that a write of somebody else in between is seen and not undone. No leader is asked.
         """
-        batch.sort(
-            key=lambda asked: asked[0].deadline
-        )  # as they came; who was a newcomer first comes back before others
+        batch.sort(key=lambda asked: asked[0].deadline)  # as they came: who was a newcomer first comes back earlier
         found = await self._store.txn([], [Get(key) for key in dict.fromkeys(agent_key(agent) for *_, agent in batch)])
         while True:
             present = {item.key: item for read in found.reads for item in read}
             batch = of_their_own(self._without_newcomers(batch, present.keys()), present)
+            if (unread_s := self._unread_s()) > 0 and take_over(batch, present):
+                await asyncio.sleep(unread_s)
+            batch = of_the_living(batch, present)
             if not batch:
                 return
             records = {agent_key(agent): agent for *_, agent in batch}

@@ -129,14 +129,14 @@ class Stream(Carrier):
                 former.supersede()
             peer.stream = self
             self._peer = peer
-            self.outlet = Outlet(peer.link)
+            self.outlet = Outlet(peer.link, self._engine.standstill.before_writing)
         self._stop_waiting()
 
     def _next(self, peer: Peer, frame: Frame) -> None:
         engine = self._engine
         try:
             with engine.step() as state:
-                mesh.frame(state, peer, frame, engine.stalled_ms())
+                mesh.frame(state, peer, frame, engine.standstill.ms(state.now))
         except LinkError as error:
             self._broken(str(error))
         except Exception:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from agentreach.v1 import error_pb2 as codes
@@ -37,11 +37,16 @@ class Bench:
     registrar: Registrar
     replaced: list[tuple[str, bytes]] = field(default_factory=list)
 
-    async def register(self, *names: str) -> list[Attaching]:
+    unread_s: float = 0.0
+    """So long it may not be known yet who has ended."""
+
+    async def register(
+        self, *names: str, incarnation: bytes = b"this process", is_there: Callable[[], bool] = lambda: True
+    ) -> list[Attaching]:
         """Register agents of these ids, and wait for the answer."""
-        arrival = Arrival([Attaching(name, agent_of(name)) for name in names])
+        arrival = Arrival([Attaching(name, agent_of(name, incarnation)) for name in names])
         done = asyncio.Event()
-        self.registrar.register(arrival, done.set)
+        self.registrar.register(arrival, done.set, is_there=is_there)
         async with asyncio.timeout(LIMIT_S):
             await done.wait()
         return arrival.agents
@@ -79,14 +84,16 @@ async def bench() -> AsyncIterator[Bench]:
         register_wait_s=WAIT_S,
         admission=Admission(store, election, "n1", agents_max=5_000),
         replaced=lambda agent, by: replaced.append((agent.agent_id, by)),
+        unread_s=lambda: made.unread_s,
     )
+    made = Bench(store, store.share(), registrar, replaced)
     view = View(store, node, registrar, step=CoreMesh().step, remote=remote)
     await registrar.start()
     await view.start()
     await election.start()
     duties = [asyncio.create_task(each.run()) for each in (registrar, view, election)]
     try:
-        yield Bench(store, store.share(), registrar, replaced)
+        yield made
     finally:
         for duty in duties:
             duty.cancel()
@@ -107,6 +114,68 @@ async def test_agents_are_written_in_batches_and_under_leases_of_a_thousand_keys
         for item in items:
             by_lease[item.lease] = by_lease.get(item.lease, 0) + 1
         assert 0 not in by_lease and max(by_lease.values()) <= KEYS_PER_LEASE
+
+
+async def successor_at_another_node(at: Bench, name: str) -> int:
+    """Another process has registered as this agent elsewhere: the revision of its key."""
+    theirs = agent_of(name, b"the successor")
+    theirs.node_id = "n2"
+    return (await at.other.txn([], [Put(agent_key(theirs), theirs.to_record().SerializeToString())])).revision
+
+
+async def still_its_successors(at: Bench, name: str, written: int) -> None:
+    item = await at.other.get(agent_key(agent_of(name)))
+    assert item is not None and item.mod_revision == written
+
+
+async def test_a_process_that_has_ended_takes_no_agent_id_from_its_successor() -> None:
+    """What it had asked waited: the store did not answer, or this node stood still. Others of its arrival go on."""
+    async with bench() as at:
+        written = await successor_at_another_node(at, "a/1")
+        dead, other = await at.register("a/1", "b/1", is_there=lambda: False)
+        assert dead.error is not None and dead.error.code == codes.FENCED
+        assert other.error is None
+        await still_its_successors(at, "a/1", written)
+
+
+async def test_a_process_that_has_ended_is_registered_over_itself_for_it_may_come_back() -> None:
+    async with bench() as at:
+        await at.register("a/1")
+        (again,) = await at.register("a/1", is_there=lambda: False)
+        assert again.error is None and again.agent is not None and again.agent.generation
+
+
+async def test_after_a_standstill_nobody_is_replaced_before_it_is_known_who_has_ended() -> None:
+    async with bench() as at:
+        written = await successor_at_another_node(at, "a/1")
+        at.unread_s = 0.2
+        there = True
+
+        def its_end_is_read() -> None:
+            nonlocal there
+            there = False
+
+        asyncio.get_running_loop().call_later(0.1, its_end_is_read)
+        (dead,) = await at.register("a/1", is_there=lambda: there)
+        assert dead.error is not None and dead.error.code == codes.FENCED
+        await still_its_successors(at, "a/1", written)
+        at.unread_s = 0.0
+        (living,) = await at.register("a/1", incarnation=b"a third one")
+        assert living.error is None
+
+
+async def test_a_newcomer_that_has_ended_does_not_take_the_agent_id_of_who_came_before_the_leader_answered() -> None:
+    async with bench() as at:
+        at.store.set_available(False)
+        there = True
+        registering = asyncio.create_task(at.register("a/1", is_there=lambda: there))
+        await asyncio.sleep(0)
+        written = await successor_at_another_node(at, "a/1")
+        there = False
+        at.store.set_available(True)
+        (dead,) = await registering
+        assert dead.error is not None and dead.error.code in (codes.FENCED, codes.REGISTRY_UNAVAILABLE)
+        await still_its_successors(at, "a/1", written)
 
 
 async def test_a_registration_whose_answer_is_lost_is_done_once_the_store_answers() -> None:

@@ -11,7 +11,7 @@ from agentreach.v1 import error_pb2 as codes
 from agentreach.v1 import frame_pb2 as frames
 from agentreach.v1.frame_pb2 import Frame, Signal
 from agentreach.v1.registry_pb2 import DRAINING, HEALTHY, STARTING, UNREACHABLE
-from reach.core import links, mesh, takeover
+from reach.core import arrivals, links, mesh, takeover
 from reach.core.effects import RegisterAgents
 from reach.core.ports import Identity
 from tests.support.core import CoreMesh, Process, record
@@ -122,6 +122,24 @@ def test_a_registration_that_was_overtaken_in_the_store_is_fenced() -> None:
     core.pump()
     assert late.welcome is not None and late.welcome.agents[0].error.code == codes.FENCED
     assert core.attachment("echo/1").peer is current.peer
+
+
+def test_a_process_is_there_while_the_stream_lives_on_which_it_asked() -> None:
+    core = CoreMesh()
+    core.holds_registrations = True
+    process = Process(core, "process", Identity(), "")
+    core.processes.append(process)
+    process.connect(record("echo/1"))
+    effect = core.held[0]
+    assert isinstance(effect, RegisterAgents)
+    assert arrivals.is_there(core.state, effect.peer, effect.arrival)
+    process.cut()
+    assert not arrivals.is_there(core.state, effect.peer, effect.arrival)
+    process.connect()
+    assert not arrivals.is_there(core.state, effect.peer, effect.arrival)  # it has asked once more
+    later = core.held[-1]
+    assert isinstance(later, RegisterAgents) and later is not effect
+    assert arrivals.is_there(core.state, later.peer, later.arrival)
 
 
 def test_the_cleanup_of_an_old_attachment_names_its_generation() -> None:

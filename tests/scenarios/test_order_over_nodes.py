@@ -110,7 +110,7 @@ def test_they_keep_their_order_when_their_owner_is_lost_too(owner: int) -> None:
 
 
 def test_one_that_ends_while_it_is_asked_about_lets_the_next_go_on() -> None:
-    cores, first, second, entry = mesh()
+    cores, first, _, entry = mesh()
     agent = first.agent("chat/1")
     agent.answers_lookups = False
     caller = entry.caller()
@@ -129,7 +129,7 @@ def test_one_that_ends_while_it_is_asked_about_lets_the_next_go_on() -> None:
 
 
 def test_other_sessions_and_other_callers_wait_for_nobody() -> None:
-    cores, first, second, entry = mesh()
+    cores, first, _, entry = mesh()
     agent = first.agent("chat/1")
     agent.answers_lookups = False
     answers_at_once(agent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 _BOOT = getattr(time, "CLOCK_BOOTTIME", None)
 
@@ -21,30 +22,50 @@ class StallWatch:
 
     TICK_S = 0.1
     """A stall shorter than this is not told apart from ordinary work."""
+    LONG_S = 0.5
+    """What arrived in a longer one is not all read as soon as it is over."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, ended: Callable[[float], None] | None = None) -> None:
+        """`ended` is called with the length of every stall that is seen, in seconds."""
         self._loop = loop
-        self._last = boot_time()
+        self._ended = ended
+        self.last = boot_time()
+        """When the loop was last seen to run."""
         self._handle: asyncio.TimerHandle | None = loop.call_later(self.TICK_S, self._tick)
         self._stall_s = 0.0
         self._stall_seen = 0.0
+        self._long_seen = float("-inf")
 
     def _tick(self) -> None:
+        self.look()
+        self._handle = self._loop.call_later(self.TICK_S, self._tick)
+
+    def look(self) -> None:
+        """See now whether the loop has stood still."""
         now = boot_time()
-        late = now - self._last - self.TICK_S
+        late = now - self.last - self.TICK_S
+        self.last = now
         if late > self.TICK_S:
             self._stall_s, self._stall_seen = late, now
-        self._last = now
-        self._handle = self._loop.call_later(self.TICK_S, self._tick)
+            if late > self.LONG_S:
+                self._long_seen = now
+            if self._ended is not None:
+                self._ended(late)
 
     def stall_s(self, now: float) -> float:
         """How much of the time just before `now` the loop did not run; 0.0 in ordinary operation."""
-        late = now - self._last - self.TICK_S
+        late = now - self.last - self.TICK_S
         if late > self.TICK_S:
             return late
         if now - self._stall_seen < self.TICK_S:
             return self._stall_s
         return 0.0
+
+    def awake_s(self, now: float) -> float:
+        """Seconds since the loop last stood still for long; infinity if it never did."""
+        if now - self.last - self.TICK_S > self.LONG_S:
+            return 0.0
+        return now - self._long_seen
 
     def close(self) -> None:
         """Stop ticking."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from collections.abc import Callable
 
 from agentreach.aio.clock import boot_time
 from agentreach.wire.limits import ACK_DELAY_S
@@ -34,8 +35,10 @@ _crowds: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Crowd] = weakref.
 class Outlet:
     """Frames of one link for one stream at a time."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, before: Callable[[float], None] | None = None) -> None:
+        """`before` is called with the time before each frame is taken from the link."""
         self._link = link
+        self._before = before
         self._loop = asyncio.get_running_loop()
         self._crowd = _crowds.setdefault(self._loop, _Crowd())
         self._woken = False
@@ -107,7 +110,7 @@ class Outlet:
                     if self._abandoned:
                         return None
                 before = link.waiting
-                frame = link.next_frame(boot_time())
+                frame = self._take()
                 if frame is not None:
                     self._sent_envelopes = before - link.waiting
                     self._ack_now = False
@@ -115,7 +118,7 @@ class Outlet:
                     return frame
             if self._ack_now:
                 self._ack_now = False
-                frame = link.next_frame(boot_time())
+                frame = self._take()
                 if frame is not None:
                     self._quiet()
                     return frame
@@ -129,6 +132,12 @@ class Outlet:
                 await self._waiter
             finally:
                 self._waiter = None
+
+    def _take(self) -> bytes | None:
+        now = boot_time()
+        if self._before is not None:
+            self._before(now)
+        return self._link.next_frame(now)
 
     def _quiet(self) -> None:
         if self._woken:
