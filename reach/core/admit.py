@@ -16,7 +16,7 @@ from agentreach.wire.checks import request_fault
 from agentreach.wire.content import content_digest
 from agentreach.wire.errors import failure
 from agentreach.wire.names import normalise_env
-from reach.core import actors, callbacks, credit, deadlines, once, outcomes, route, settle, waiters
+from reach.core import actors, auditing, callbacks, credit, deadlines, once, outcomes, route, settle, waiters
 from reach.core.lineage import Forged, expired
 from reach.core.profiles import whole_timeout_ms
 from reach.core.replay import Conflict, Elsewhere, Stored, TooOld
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 ECHOED_CHARS_MAX = 4096  # of a message_id that is too long: its sender still knows by it what was refused
 
+ECHOED_TARGET_CHARS_MAX = 200
+
 PRIORITY_LANE = {pb.PRIORITY_UNSPECIFIED: 1, pb.HIGH: 0, pb.NORMAL: 1, pb.LOW: 2}
 
 
@@ -39,6 +41,7 @@ def admit(
 ) -> None:
     """Take in one REQUEST that came by `port`; `spent_ms` of its time has passed since it was stamped."""
     parent: Lineage | None = None
+    came_by = peer
     lineage = envelope.lineage
     message_id = envelope.message_id
     node_made_id = not message_id
@@ -47,7 +50,7 @@ def admit(
         envelope.message_id = message_id
     source = envelope.source
     if source != caller_id:
-        envelope.source = source = trusted_source(source, peer, caller_id)
+        source = stamp_source(state, who, envelope, peer, caller_id)
     target = envelope.target
     target_data = target.SerializeToString()
     fault = request_fault(envelope, state.rules.payload_bytes_max, nested=bool(lineage), target_data=target_data)
@@ -58,16 +61,13 @@ def admit(
     if envelope.reply_topic:
         port = callback = callbacks.Callback(state, port, who, envelope, envelope.reply_topic)
         peer = None  # the caller may go: its link has no wait to take with it
-    if lineage:
-        try:
-            parent = parent_of(state, lineage, envelope, who)
-        except PermissionError as refusal:
-            refuse(state, port, envelope, source, failure(codes.PERMISSION_DENIED, str(refusal)))
-            return
-    if who.rights is not None:
-        fault = _access_fault(state, who, envelope, target_data, parent)
+    if lineage or who.rights is not None:
+        fault = lineage_fault = None
+        if lineage:
+            parent, lineage_fault = called_from(state, lineage, envelope, who)
+        fault = lineage_fault or _access_fault(state, who, envelope, target_data, parent)
         if fault is not None:
-            refuse(state, port, envelope, source, fault)
+            deny(state, port, envelope, source, fault, who, came_by)
             return
         target_data = target.SerializeToString()
     if not envelope.trace_id:
@@ -101,6 +101,8 @@ def admit(
 def _access_fault(
     state: State, who: Identity, envelope: Envelope, target_data: bytes, parent: Lineage | None
 ) -> Error | None:
+    if who.rights is None:
+        return None
     fault = actors.call_fault(state, who, envelope, target_data, parent)
     if fault is None and envelope.reply_topic:
         fault = actors.topic_fault(state, who, envelope.reply_topic, envelope.env, parent)
@@ -124,32 +126,37 @@ def new_id(state: State) -> str:
     return ids.uuid7(int(state.unix * 1000), state.rng.getrandbits(74))
 
 
-def trusted_source(claimed: str, peer: Peer | None, caller_id: str) -> str:
-    """The claimed source if the link may use it, else the caller's own id."""
+def stamp_source(state: State, who: Identity, envelope: Envelope, peer: Peer | None, caller_id: str) -> str:
+    """Write the source: the claimed one if the link may use it, else the caller's own id."""
+    claimed = envelope.source
     if claimed and peer is not None and claimed in peer.names:
         return claimed
+    if claimed and who.rights is not None and claimed != caller_id:
+        auditing.restamped(state, who, peer, claimed, envelope.trace_id)
+    envelope.source = caller_id
     return caller_id
 
 
-def parent_of(state: State, lineage: bytes, envelope: Envelope, who: Identity) -> Lineage | None:
-    """The call this one was made from. Raises PermissionError for a forged or expired lineage.
+def called_from(state: State, lineage: bytes, envelope: Envelope, who: Identity) -> tuple[Lineage | None, Error | None]:
+    """The call this one was made from, and what is wrong with a forged or expired lineage.
 
     One signed with an unknown key (another life of the mesh) makes a new root.
     """
     try:
         parent = state.lineage.verify(lineage)
     except Forged as forged:
-        raise PermissionError(f"lineage: {forged}") from None
+        return None, failure(codes.PERMISSION_DENIED, f"lineage: {forged}")
     if parent is None:
         state.log("info", "lineage of an unknown key: counted as a new root", envelope.trace_id)
-        return None
+        return None, None
     if expired(parent, int(state.unix * 1000)):
-        raise PermissionError("lineage: the call it belongs to ended more than 15 minutes ago; send it as a new one")
+        text = "lineage: the call it belongs to ended more than 15 minutes ago; send it as a new one"
+        return None, failure(codes.PERMISSION_DENIED, text)
     if parent.tenant != who.tenant:
-        raise PermissionError("lineage: it was given to somebody else")
+        return None, failure(codes.PERMISSION_DENIED, "lineage: it was given to somebody else")
     envelope.trace_id = parent.trace_id
     envelope.parent_message_id = parent.message_id
-    return parent
+    return parent, None
 
 
 def time_left_s(state: State, envelope: Envelope, parent: Lineage | None, spent_ms: int) -> float:
@@ -216,6 +223,22 @@ def refuse(state: State, port: Port, envelope: Envelope, source: str, error: Err
         why=error.message,
     )
     port.deliver(settle.error_reply(error, message_id, trace_id).SerializeToString(), 1)
+
+
+def deny(
+    state: State, port: Port, envelope: Envelope, source: str, error: Error, who: Identity, peer: Peer | None
+) -> None:
+    """Refuse what its sender has no right to send, and have it told."""
+    refuse(state, port, envelope, source, error)
+    if error.code == codes.PERMISSION_DENIED:
+        about = {"message": envelope.message_id[: limits.MESSAGE_ID_CHARS_MAX], "to": _addressed(envelope.target)}
+        auditing.denied(state, "message.denied", who, peer, about, error.message, envelope.trace_id)
+
+
+def _addressed(target: pb.Target) -> str:
+    """To whom, in short."""
+    to = target.agent_id or target.agent_type or (f"topic {target.topic}" if target.topic else "")
+    return (to or f"capabilities {','.join(target.capabilities)}")[:ECHOED_TARGET_CHARS_MAX]
 
 
 def _too_late(envelope: Envelope) -> Error:

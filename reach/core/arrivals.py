@@ -19,7 +19,7 @@ from agentreach.v1.registry_pb2 import AgentRecord
 from agentreach.wire.checks import record_fault
 from agentreach.wire.errors import failure
 from agentreach.wire.names import normalise_env
-from reach.core import access, actors, configs, events, health, links, owners, returning, takeover
+from reach.core import access, actors, auditing, configs, events, health, links, owners, returning, takeover
 from reach.core.agents import DRAINING, STARTING, Agent
 from reach.core.effects import DeregisterAgent, RegisterAgents
 from reach.core.peers import Peer
@@ -113,6 +113,9 @@ def _checked(state: State, peer: Peer, attach: pb.Attach) -> Attaching:
         error = _room_fault(state, peer)
     if error is not None:
         attaching.error = error
+        if error.code == codes.PERMISSION_DENIED:
+            about = {"agent": record.agent_id, "env": record.env}
+            auditing.denied(state, "agent.denied", peer.who, peer, about, error.message)
         return attaching
     attaching.leaving = record.status == DRAINING
     agent = attaching.agent = Agent.from_record(record)

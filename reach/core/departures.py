@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from agentreach.v1 import frame_pb2 as pb
 from agentreach.v1.frame_pb2 import Signal
-from reach.core import breakers, events, health, leaving, losses, owners
+from reach.core import auditing, breakers, events, health, leaving, losses, owners
 from reach.core.effects import DeregisterAgent
 from reach.core.peers import Peer
 from reach.core.requests import Attachment
@@ -47,3 +47,4 @@ def dismiss(
     if deregister:
         state.effects.append(DeregisterAgent(agent, agent.generation))
     state.log("info", "agent detached", agent=agent.agent_id, why=why)
+    auditing.detached(state, attachment, why)

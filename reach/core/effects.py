@@ -140,5 +140,22 @@ class LogLine:
     fields: dict[str, object] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class AuditLine:
+    """Somebody did something, or was not let: for the audit log."""
+
+    action: str
+    outcome: str
+    tenant: str
+    principal: str
+    key_id: str
+    address: str | None
+    """Where it came from; None: from where the call comes that is being answered."""
+    trace_id: str
+    about: dict[str, str]
+    why: str
+
+
 SessionEffect = CreatePin | RefreshPin | ReadPin | VoidPin | StoreSnapshot | LoadSnapshot | DropSnapshot
-Effect = RegisterAgents | DeregisterAgent | LookUpAgent | SessionEffect | DialNodes | Forwarding | EndStream | LogLine
+Told = LogLine | AuditLine
+Effect = RegisterAgents | DeregisterAgent | LookUpAgent | SessionEffect | DialNodes | Forwarding | EndStream | Told

@@ -24,7 +24,7 @@ from agentreach.wire.checks import event_fault
 from agentreach.wire.errors import failure
 from agentreach.wire.names import is_topic, normalise_env
 from agentreach.wire.outbox import Item
-from reach.core import access, actors, admit, crossing, loops, nodes, route, writing
+from reach.core import access, actors, admit, auditing, crossing, loops, nodes, route, writing
 from reach.core.agents import FULL
 from reach.core.lineage import valid_until_unix_ms
 from reach.core.requests import Attachment, Port
@@ -58,8 +58,7 @@ def publish(
     """Send one EVENT on; its counts come back on `port` as a RESPONSE with the payload {"matched": …}."""
     if not envelope.message_id:
         envelope.message_id = admit.new_id(state)
-    source = admit.trusted_source(envelope.source, peer, caller_id)
-    envelope.source = source
+    source = admit.stamp_source(state, who, envelope, peer, caller_id)
     fault = event_fault(envelope, state.rules.payload_bytes_max, nested=bool(envelope.lineage)) or _oversize(
         state, envelope
     )
@@ -68,16 +67,11 @@ def publish(
         return
     parent: Lineage | None = None
     if envelope.lineage:
-        try:
-            parent = admit.parent_of(state, envelope.lineage, envelope, who)
-        except PermissionError as refusal:
-            admit.refuse(state, port, envelope, source, failure(codes.PERMISSION_DENIED, str(refusal)))
-            return
-    if who.rights is not None:
-        fault = _access_fault(state, who, envelope, parent)
-        if fault is not None:
-            admit.refuse(state, port, envelope, source, fault)
-            return
+        parent, fault = admit.called_from(state, envelope.lineage, envelope, who)
+    fault = fault or _access_fault(state, who, envelope, parent)
+    if fault is not None:
+        admit.deny(state, port, envelope, source, fault, who, peer)
+        return
     if not envelope.trace_id:
         envelope.trace_id = ids.trace_id(state.rng.getrandbits(128))
     wait_s = envelope.timeout_ms / 1000 or state.rules.publish_timeout_s
@@ -135,6 +129,8 @@ def _oversize(state: State, envelope: Envelope) -> Error | None:
 
 
 def _access_fault(state: State, who: Identity, envelope: Envelope, parent: Lineage | None) -> Error | None:
+    if who.rights is None:
+        return None
     target = envelope.target
     if target.topic:
         return actors.topic_fault(state, who, target.topic, envelope.env, parent)
@@ -337,6 +333,8 @@ def subscribe(state: State, peer: Peer, signal: Subscribe) -> None:
             decision = access.may_subscribe(peer.who.rights, topic, env, who=f"principal {peer.who.principal}")
             if not decision.allowed:
                 _refuse_topics(state, peer, signal, [topic], actors.denied(state, decision))
+                about = {"topic": topic, "env": env}
+                auditing.denied(state, "topic.denied", peer.who, peer, about, decision.why)
                 continue
         if state.topics.subscribe((peer.who.tenant, env, topic), peer, signal.agent_id):
             peer.subscriptions.add((env, topic, signal.agent_id))

@@ -30,6 +30,7 @@ class Peer:
         "attachments",
         "back_at",
         "caller_id",
+        "came_from",
         "closing",
         "connected",
         "cut_at",
@@ -59,6 +60,8 @@ class Peer:
         self.link_id = link_id
         self.token = token
         self.who = who
+        self.came_from = ""
+        """Where its present stream comes from, for people."""
         self.env = "production"
         self.caller_id = ""
         self.incarnation = b""

@@ -14,7 +14,20 @@ from agentreach.v1 import frame_pb2 as pb
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.frame_pb2 import Signal
 from agentreach.wire.errors import failure
-from reach.core import arrivals, breakers, credit, departures, events, health, leaving, losses, owners, remote, settle
+from reach.core import (
+    arrivals,
+    auditing,
+    breakers,
+    credit,
+    departures,
+    events,
+    health,
+    leaving,
+    losses,
+    owners,
+    remote,
+    settle,
+)
 from reach.core.agents import Agent
 from reach.core.peers import Peer
 from reach.core.requests import Attachment, Request, Stage
@@ -37,6 +50,7 @@ def let_in(state: State, peer: Peer, each: arrivals.Attaching) -> None:
         remote_former = former if former is not None and attached_elsewhere(former) else None
         if remote_former is None and former is not None and former.incarnation == agent.incarnation:
             attachment = replace_record(state, former, agent)
+            auditing.attached(state, attachment, "agent.changed")
         else:
             if former is not None and remote_former is None:
                 assert isinstance(former.link, Attachment)
@@ -48,6 +62,7 @@ def let_in(state: State, peer: Peer, each: arrivals.Attaching) -> None:
             breakers.came(state, agent)
             health.begin(state, attachment)
             state.log("info", "agent attached", agent=agent.agent_id, env=agent.env, version=agent.version)
+            auditing.attached(state, attachment)
             if remote_former is not None:
                 remote.comes_home(state, remote_former, attachment)
         each.attachment = attachment

@@ -128,6 +128,7 @@ class Stream(Carrier):
             if isinstance(former, Carrier):
                 former.supersede()
             peer.stream = self
+            peer.came_from = self._address
             self._peer = peer
             self.outlet = Outlet(peer.link, self._engine.standstill.before_writing)
         self._stop_waiting()

@@ -1,0 +1,112 @@
+"""What the audit log is told of: who came and went, who was denied what; and how much of what anybody can cause.
+
+Only facts that belong to a principal are told, never what a message holds. Denials can be had by the thousand by
+whoever wants to fill a disk: beyond a bound they are counted, and the sum is told instead.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentreach.v1 import error_pb2 as codes
+from reach.core.effects import AuditLine
+
+if TYPE_CHECKING:
+    from reach.core.peers import Peer
+    from reach.core.ports import Identity
+    from reach.core.requests import Attachment
+    from reach.core.state import State
+
+LINES_PER_S = 20  # of one action with one outcome that anybody can cause; beyond, they are counted
+SUMMARY_S = 10.0  # then their sum is told
+NAMES_SHOWN = 100  # of an agent's capabilities
+
+_DENIED = codes.ErrorCode.Name(codes.PERMISSION_DENIED)
+_BOUNDED = frozenset({"gate.refused", "message.denied", "message.restamped", "agent.denied", "topic.denied"})
+
+
+def attached(state: State, attachment: Attachment, action: str = "agent.attached") -> None:
+    """An agent is registered here, or the same process declares something else of it (`agent.changed`)."""
+    agent, peer = attachment.agent, attachment.peer
+    about = {
+        "agent": agent.agent_id,
+        "env": agent.env,
+        "version": agent.version,
+        "capabilities": ",".join(sorted(agent.capabilities)[:NAMES_SHOWN]),
+    }
+    state.effects.append(line(action, peer.who, peer.came_from, about))
+
+
+def detached(state: State, attachment: Attachment, why: str) -> None:
+    """An agent that was attached here is not any more."""
+    agent, peer = attachment.agent, attachment.peer
+    about = {"agent": agent.agent_id, "env": agent.env}
+    state.effects.append(line("agent.detached", peer.who, peer.came_from, about, why=why))
+
+
+def denied(
+    state: State, action: str, who: Identity, peer: Peer | None, about: dict[str, str], why: str, trace_id: str = ""
+) -> None:
+    """Somebody wanted to do what it has no right to. Without a peer it came by a call of its own."""
+    address = peer.came_from if peer is not None else None
+    state.effects.append(line(action, who, address, about, outcome=_DENIED, why=why, trace_id=trace_id))
+
+
+def restamped(state: State, who: Identity, peer: Peer | None, claimed: str, trace_id: str) -> None:
+    """A message claimed to come from somebody that its sender is not; it goes on under its sender's own name."""
+    address = peer.came_from if peer is not None else None
+    about = {"source": claimed}
+    state.effects.append(line("message.restamped", who, address, about, outcome="RESTAMPED", trace_id=trace_id))
+
+
+def line(
+    action: str,
+    who: Identity | None,
+    address: str | None,
+    about: dict[str, str],
+    *,
+    outcome: str = "OK",
+    why: str = "",
+    trace_id: str = "",
+) -> AuditLine:
+    """One line; `who` None: nobody that is known, `address` None: that of the call that is being answered."""
+    tenant, principal, key_id = ("", "", "") if who is None else (who.tenant, who.principal, who.key_id)
+    return AuditLine(action, outcome, tenant, principal, key_id, address, trace_id, about, why)
+
+
+class Bounded:
+    """How many lines of a kind have been written in this second, and how many were counted only."""
+
+    def __init__(self) -> None:
+        self._second = -1
+        self._written: dict[tuple[str, str], int] = {}
+        self._counted: dict[tuple[str, str], int] = {}
+        self.since = 0.0
+        """When the first of those that were only counted came."""
+
+    def admits(self, action: str, outcome: str, now: float) -> bool:
+        """Whether this line is written; if not, it is in the next sum."""
+        if action not in _BOUNDED:
+            return True
+        if int(now) != self._second:
+            self._second = int(now)
+            self._written.clear()
+        key = (action, outcome)
+        written = self._written[key] = self._written.get(key, 0) + 1
+        if written <= LINES_PER_S:
+            return True
+        if not self._counted:
+            self.since = now
+        self._counted[key] = self._counted.get(key, 0) + 1
+        return False
+
+    @property
+    def due_at(self) -> float | None:
+        """When sums are to be told; None: nothing is counted."""
+        return self.since + SUMMARY_S if self._counted else None
+
+    def sums(self) -> list[tuple[str, str, int]]:
+        """(action, outcome, how many) since the last call."""
+        sums = [(action, outcome, count) for (action, outcome), count in self._counted.items()]
+        self._counted.clear()
+        return sums
