@@ -17,6 +17,7 @@ from reach.core.access import Rights
 SPIFFE: Final = "spiffe://"
 SPIFFE_CHARS_MAX = 2048  # by the standard
 DNS_CHARS_MAX = 253
+KEY_ID = "cert-"  # begins the key_id of an identity that a certificate established
 _SPIFFE_ID = re.compile(r"spiffe://[a-z0-9._-]{1,255}(/[A-Za-z0-9._-]+)+")
 _SPIFFE_PATTERN = re.compile(r"spiffe://[a-z0-9._-]{1,255}(/[A-Za-z0-9._-]+)*/([A-Za-z0-9._-]*\*)?")
 _DNS = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*")
@@ -69,6 +70,11 @@ class Unknown:
     """A certificate that is nobody's: `why` for the log, with all its names."""
 
     why: str
+
+
+def is_certificate(key_id: str) -> bool:
+    """Whether an identity was established by a certificate, and not by a key."""
+    return key_id.startswith(KEY_ID)
 
 
 def spiffe_fault(text: str) -> str:

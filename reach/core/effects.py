@@ -131,6 +131,13 @@ class EndStream:
 
 
 @dataclass(frozen=True, slots=True)
+class CutStream:
+    """End the peer's current stream at once. Its link goes on with the next one."""
+
+    peer: Peer
+
+
+@dataclass(frozen=True, slots=True)
 class LogLine:
     """A state change or failure for the log."""
 
@@ -158,4 +165,5 @@ class AuditLine:
 
 SessionEffect = CreatePin | RefreshPin | ReadPin | VoidPin | StoreSnapshot | LoadSnapshot | DropSnapshot
 Told = LogLine | AuditLine
-Effect = RegisterAgents | DeregisterAgent | LookUpAgent | SessionEffect | DialNodes | Forwarding | EndStream | Told
+Streams = EndStream | CutStream
+Effect = RegisterAgents | DeregisterAgent | LookUpAgent | SessionEffect | DialNodes | Forwarding | Streams | Told

@@ -87,6 +87,11 @@ class NodeStream(Protocol):
         """
         ...
 
+    @property
+    def severed(self) -> bool:
+        """Nothing was said to the peer and nothing more is heard from it: no need to wait for its half."""
+        ...
+
 
 class Doorkeeper(Protocol):
     """Who gets in, and as whom. Raises `MeshFailure` UNAUTHENTICATED or PERMISSION_DENIED for who does not."""
@@ -98,6 +103,20 @@ class Doorkeeper(Protocol):
     def certified(self, method: str, certificate: Mapping[str, Iterable[bytes]]) -> Identity:
         """The same by the client's certificate, as gRPC's auth_context tells of it."""
         ...
+
+
+class KeyDesk(Protocol):
+    """Where admins have API keys made and ended. Raises `MeshFailure`, also for what another tenant's admin may do."""
+
+    async def create_key(self, request: admin.CreateKeyRequest, who: Identity) -> admin.CreateKeyReply: ...
+
+    async def list_keys(self, request: admin.ListKeysRequest, who: Identity) -> admin.ListKeysReply: ...
+
+    async def revoke_key(self, request: admin.RevokeKeyRequest, who: Identity) -> admin.RevokeKeyReply: ...
+
+    async def rotate_key(self, request: admin.RotateKeyRequest, who: Identity) -> admin.RotateKeyReply: ...
+
+    def explain_access(self, request: admin.ExplainAccessRequest, who: Identity) -> admin.ExplainAccessReply: ...
 
 
 class Switchboard(Protocol):
@@ -183,6 +202,11 @@ class Switchboard(Protocol):
     async def set_config(self, request: admin.SetConfigRequest, who: Identity) -> admin.SetConfigReply: ...
 
     def get_config(self, request: admin.GetConfigRequest, who: Identity) -> admin.GetConfigReply: ...
+
+    @property
+    def keys(self) -> KeyDesk:
+        """The API keys."""
+        ...
 
     @property
     def ready(self) -> bool:

@@ -2,6 +2,9 @@
 
 A key that is revoked, or expires, or is gone from where keys are kept, ends whatever it opened at once; what its
 callers had under way is cancelled down to the handlers, as when their process says goodbye.
+
+A certificate that ends has been renewed, as a rule, by whoever has it. So the streams end and the links do not: with
+the new certificate a process goes on where it was, and without one it does not get in.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from agentreach.v1.frame_pb2 import Goodbye
 from reach.core import links
+from reach.core.certificates import is_certificate
+from reach.core.effects import CutStream
 
 if TYPE_CHECKING:
     from reach.core.state import State
@@ -21,5 +26,15 @@ def revoked(state: State, key_ids: frozenset[str]) -> None:
     """End what these keys opened on this node; a stream that has not said hello yet is refused when it does."""
     state.ended_keys |= key_ids
     for peer in list(state.peers.values()):
-        if peer.who.key_id in key_ids:
+        if peer.who.key_id not in key_ids:
+            continue
+        if is_certificate(peer.who.key_id):
+            links.cut(state, peer)
+            state.effects.append(CutStream(peer))
+        else:
             links.farewell(state, peer, Goodbye.UNAUTHENTICATED, WHY)
+
+
+def goodbye_of(key_id: str) -> Goodbye.Code.ValueType:
+    """What a stream is told whose key ended before it said hello: a process with a key need not come again."""
+    return Goodbye.PROTOCOL_ERROR if is_certificate(key_id) else Goodbye.UNAUTHENTICATED

@@ -14,7 +14,7 @@ import structlog
 
 from reach.adapters.certificates import parsed, trusted
 from reach.core.access import Rights
-from reach.core.certificates import Known, Named, Names
+from reach.core.certificates import KEY_ID, Known, Named, Names
 from reach.core.ports import Identity
 
 log = structlog.get_logger("reach.gate")
@@ -107,7 +107,7 @@ class CertifiedPrincipals:
         return _Holder(self._identity(found, pem), chain, certificate.expires_at)
 
     def _identity(self, known: Known, pem: bytes) -> Identity:
-        key_id = f"cert-{hashlib.sha256(pem).hexdigest()[:16]}-{self._changes}"
+        key_id = f"{KEY_ID}{hashlib.sha256(pem).hexdigest()[:16]}-{self._changes}"
         if known.entry.node:
             return Identity("", f"node/{known.name}", key_id=key_id)
         return Identity(known.entry.tenant, known.principal, known.entry.rights, key_id)

@@ -24,6 +24,7 @@ from reach.core import arrivals, credit, departures, drains, events, gathered, l
 from reach.core.agents import Agent
 from reach.core.calls import Call
 from reach.core.effects import (
+    CutStream,
     DeregisterAgent,
     DialNodes,
     Effect,
@@ -169,6 +170,9 @@ class Engine(Steering):
             case EndStream(peer):
                 if isinstance(peer.stream, Carrier):
                     peer.stream.finish(flush=not peer.link.overrun and peer.connected)
+            case CutStream(peer):
+                if isinstance(peer.stream, Carrier):
+                    peer.stream.sever()
             case RegisterAgents(peer, arrival):
                 self._registry.register(
                     arrival,

@@ -71,7 +71,7 @@ class NodeCarrier(Carrier):
 
     def part(self, why: str) -> None:
         """End the stream; the link goes on with the next one, which its nodes have to be let in for anew."""
-        self.over = True
+        self.over = self.severed = True
         self._lost(why)
 
     def _broken(self, node: NodePeer, why: str) -> None:

@@ -30,6 +30,8 @@ class Carrier:
         """From the moment at which it carries the link."""
         self.over = False
         """What still comes on it counts for nothing."""
+        self.severed = False
+        """See `NodeStream.severed`."""
 
     def wake(self) -> None:
         """The link has something to say."""
@@ -41,6 +43,11 @@ class Carrier:
         self.over = True
         if self.outlet is not None:
             self.outlet.close(flush=flush)
+
+    def sever(self) -> None:
+        """End at once, without a word; the link goes on with the next stream."""
+        self.severed = True
+        Carrier.supersede(self)
 
     def supersede(self) -> None:
         """A newer stream carries the link."""
@@ -118,7 +125,7 @@ class Stream(Carrier):
             self._hello_timer = None
         with self._engine.step() as state:
             if self._who.key_id and self._who.key_id in state.ended_keys:
-                self._refuse(revoking.WHY, Goodbye.UNAUTHENTICATED)
+                self._refuse(revoking.WHY, revoking.goodbye_of(self._who.key_id))
                 return
             peer = links.hello(state, self._who, hello)
             if peer is None:

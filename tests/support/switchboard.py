@@ -24,6 +24,7 @@ class EchoStream:
         self.over = asyncio.Event()
         self._ready = asyncio.Event()
         self._finished = False
+        self.severed = False
         self.read_after_finish = 0
         self.fault: Exception | None = None
 

@@ -46,7 +46,8 @@ async def _carry(stream: NodeStream, request_iterator: AsyncIterator[bytes], con
         while (frame := await stream.next_frame()) is not None:
             if not await write(context, frame):
                 return
-        await asyncio.wait((reader,), timeout=HALF_CLOSE_LIMIT_S)
+        if not stream.severed:
+            await asyncio.wait((reader,), timeout=HALF_CLOSE_LIMIT_S)
     except asyncio.CancelledError:
         if cancelled_from_outside():  # the peer left, or the server stops: there is nobody to tell
             raise
