@@ -143,7 +143,7 @@ def called_from(state: State, lineage: bytes, envelope: Envelope, who: Identity)
     One signed with an unknown key (another life of the mesh) makes a new root.
     """
     try:
-        parent = state.lineage.verify(lineage)
+        parent = state.lineage.verify(lineage, who.principal)
     except Forged as forged:
         return None, failure(codes.PERMISSION_DENIED, f"lineage: {forged}")
     if parent is None:

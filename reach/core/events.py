@@ -186,7 +186,7 @@ def _send(
         env=envelope.env,
         actors=envelope.actors,
     )
-    envelope.lineage = state.lineage.sign(lineage)
+    envelope.lineage = state.lineage.sign(lineage, peer.who.principal)
     envelope.hop_count = hop_count + 1
     envelope.ClearField("path")
     envelope.path.extend(lineage.path)

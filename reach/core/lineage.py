@@ -1,7 +1,8 @@
 """Where a message comes from, in the node's own hand: signing and reading `Envelope.lineage`.
 
 An agent echoes the lineage of the message it is handling on everything it sends from there; only the signature makes
-that believable. A lineage is one byte that names the key, 32 bytes of HMAC-SHA256, and a serialised `Lineage`.
+that believable. A lineage is one byte that names the key, 32 bytes of HMAC-SHA256, and a serialised `Lineage`. The
+signature covers the principal that it is given to as well: nobody else can call on behalf of those it names.
 Two keys are valid, so that a key can be replaced while calls are under way.
 
 What a reader does with each outcome is not decided here (contract.md): a forged one is refused with PERMISSION_DENIED,
@@ -21,6 +22,7 @@ from agentreach.v1.peer_pb2 import Lineage
 KEY_BYTES_MIN = 32
 LINGER_MS = 15 * 60 * 1000  # what a handler leaves running may still send for so long after its call's deadline
 
+UNKNOWN = "anonymous"  # the principal of everybody while authentication is off
 _SIGNATURE_BYTES = 32
 _HEAD_BYTES = 1 + _SIGNATURE_BYTES
 _BLOCK_BYTES = 64  # of SHA-256
@@ -57,12 +59,19 @@ class _Key:
         self._inner: _Hash = hashlib.sha256(bytes(byte ^ 0x36 for byte in padded))
         self._outer: _Hash = hashlib.sha256(bytes(byte ^ 0x5C for byte in padded))
 
-    def signature(self, data: bytes) -> bytes:
+    def signature(self, data: bytes, holder: bytes) -> bytes:
         inner = self._inner.copy()
         inner.update(data)
+        if holder:
+            inner.update(holder)
         outer = self._outer.copy()
         outer.update(inner.digest())
         return outer.digest()
+
+
+def holder_of(principal: str) -> bytes:
+    """What the signature of a lineage covers besides its content: whom it is given to. Nobody where nobody is known."""
+    return b"\0" + principal.encode() if principal not in ("", UNKNOWN) else b""
 
 
 class LineageKeys:
@@ -79,18 +88,19 @@ class LineageKeys:
         if self._previous is not None and self._previous.name == self._current.name:
             raise ValueError("the two lineage keys have the same id")
 
-    def sign(self, lineage: Lineage) -> bytes:
-        """The bytes for `Envelope.lineage`."""
-        return self.sign_bytes(lineage.SerializeToString())
+    def sign(self, lineage: Lineage, principal: str = "") -> bytes:
+        """The bytes for `Envelope.lineage`, given to this principal."""
+        return self.sign_bytes(lineage.SerializeToString(), holder_of(principal))
 
-    def sign_bytes(self, data: bytes) -> bytes:
-        """The same for a lineage that is serialised already."""
-        return self._current.name + self._current.signature(data) + data
+    def sign_bytes(self, data: bytes, holder: bytes = b"") -> bytes:
+        """The same for a lineage that is serialised already; see `holder_of`."""
+        return self._current.name + self._current.signature(data, holder) + data
 
-    def verify(self, data: bytes) -> Lineage | None:
+    def verify(self, data: bytes, principal: str = "") -> Lineage | None:
         """What the lineage says, or None if it was signed with a key that is not known here (or is empty).
 
-        Raises `Forged` if it names a known key and does not hold. Whether it has expired is `expired`'s to say.
+        `principal` shows it. Raises `Forged` if it names a known key and does not hold, or was given to somebody else.
+        Whether it has expired is `expired`'s to say.
         """
         name = data[:1]
         key: _Key | None = self._current
@@ -100,8 +110,8 @@ class LineageKeys:
                 return None
         assert key is not None
         content = data[_HEAD_BYTES:]
-        if not hmac.compare_digest(key.signature(content), data[1:_HEAD_BYTES]):
-            raise Forged("the signature of the lineage does not hold")
+        if not hmac.compare_digest(key.signature(content, holder_of(principal)), data[1:_HEAD_BYTES]):
+            raise Forged("the signature of the lineage does not hold: it was made up, or given to another principal")
         try:
             return Lineage.FromString(content)
         except DecodeError:

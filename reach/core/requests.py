@@ -258,7 +258,7 @@ class Attachment:
         self.peer = peer
         self.remote = remote
         """It is attached to another node, and `peer` is the link to that."""
-        self.recipient = recipient_fields(agent.agent_id)
+        self.recipient = recipient_fields(agent.agent_id, agent.principal)
         self.attached_at = now
         self.attempts: dict[int, Request] = {}
         self.held: dict[str, Held] = {}

@@ -18,7 +18,7 @@ from agentreach.v1.envelope_pb2 import Envelope, Hop
 from agentreach.v1.peer_pb2 import Lineage
 from agentreach.wire.framing import varint
 from reach.core import actors
-from reach.core.lineage import LINGER_MS
+from reach.core.lineage import LINGER_MS, holder_of
 
 if TYPE_CHECKING:
     from reach.core.requests import MessageKey, Request
@@ -75,9 +75,9 @@ def text(key: bytes, value: str) -> bytes:
     return key + sized(value.encode())
 
 
-def recipient_fields(agent_id: str) -> tuple[bytes, bytes]:
-    """(the envelope's recipient, a hop's agent_id): the same for every delivery to an agent."""
-    return text(_RECIPIENT, agent_id), text(_HOP_AGENT, agent_id)
+def recipient_fields(agent_id: str, principal: str = "") -> tuple[bytes, bytes, bytes]:
+    """(the envelope's recipient, a hop's agent_id, to whom the lineage is given): the same for all an agent gets."""
+    return text(_RECIPIENT, agent_id), text(_HOP_AGENT, agent_id), holder_of(principal)
 
 
 def origin_fields(key: MessageKey) -> tuple[bytes, bytes]:
@@ -90,7 +90,7 @@ def origin_fields(key: MessageKey) -> tuple[bytes, bytes]:
 
 
 def delivered(
-    state: State, request: Request, envelope: Envelope, recipient: tuple[bytes, bytes], parent: Lineage | None
+    state: State, request: Request, envelope: Envelope, recipient: tuple[bytes, bytes, bytes], parent: Lineage | None
 ) -> bytes:
     """The REQUEST for one attempt: the sender's envelope with all that the node writes, its lineage signed."""
     message_id = sized(request.message_id.encode())
@@ -115,7 +115,7 @@ def delivered(
     deadline_ms = int((request.deadline + state.unix_offset) * 1000)
     times = _TIMES.pack(_L_DEADLINE, deadline_ms, _L_VALID, deadline_ms + LINGER_MS)
     content = b"".join((_L_MESSAGE, message_id, _L_TRACE, trace_id, lineage_path, times, origin[1]))
-    lineage = sized(state.lineage.sign_bytes(content))
+    lineage = sized(state.lineage.sign_bytes(content, recipient[2]))
     left_ms = int((request.deadline - state.now) * 1000) or 1
     envelope.ClearField("path")
     envelope.ClearField("actors")
