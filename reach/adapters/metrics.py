@@ -135,6 +135,20 @@ METRICS: tuple[Metric, ...] = (
         ("kind",),
         "Requests that were given up: kept, dropped for want of room, expired, redriven.",
     ),
+    Metric(
+        "reach_quota_refusals_total",
+        "counter",
+        ("kind",),
+        "What was refused because a principal or tenant is at its limit; the kind is the limit's name without "
+        "principal_ or tenant_.",
+    ),
+    Metric(
+        "reach_audit_lines_total",
+        "counter",
+        ("kind",),
+        "Lines of the audit log: written; summed up, because there were too many of a kind; lost, because the file "
+        "could not be written.",
+    ),
     Metric("reach_slow_consumers_total", "counter", (), "Links ended because their peer took nothing for too long."),
     Metric("reach_registry_age_seconds", "gauge", (), "How old this node's view of the registry may be; 0 in memory."),
     Metric("reach_leader", "gauge", (), "1 on the node that is the leader, else 0."),
@@ -290,6 +304,8 @@ def _events_of_the_node(stats: Stats) -> Iterator[Family]:
         ("reach_events_total", events),
         ("reach_callbacks_total", stats.callbacks),
         ("reach_dead_letters_total", stats.dead_letters),
+        ("reach_audit_lines_total", stats.audit),
+        ("reach_quota_refusals_total", stats.quota_refusals),
     ):
         family = _counter(name)
         for kind, count in counts.items():

@@ -16,7 +16,7 @@ from agentreach.wire.checks import request_fault
 from agentreach.wire.content import content_digest
 from agentreach.wire.errors import failure
 from agentreach.wire.names import normalise_env
-from reach.core import actors, auditing, callbacks, credit, deadlines, once, outcomes, route, settle, waiters
+from reach.core import actors, auditing, callbacks, credit, deadlines, once, outcomes, quotas, route, settle, waiters
 from reach.core.lineage import Forged, expired
 from reach.core.profiles import whole_timeout_ms
 from reach.core.replay import Conflict, Elsewhere, Stored, TooOld
@@ -53,7 +53,9 @@ def admit(
         source = stamp_source(state, who, envelope, peer, caller_id)
     target = envelope.target
     target_data = target.SerializeToString()
-    fault = request_fault(envelope, state.rules.payload_bytes_max, nested=bool(lineage), target_data=target_data)
+    fault = quotas.request_fault(state, who, envelope) if state.quotas is not None else None
+    if fault is None:
+        fault = request_fault(envelope, state.rules.payload_bytes_max, nested=bool(lineage), target_data=target_data)
     if fault is not None:
         refuse(state, port, envelope, source, fault)
         return

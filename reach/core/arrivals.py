@@ -19,7 +19,7 @@ from agentreach.v1.registry_pb2 import AgentRecord
 from agentreach.wire.checks import record_fault
 from agentreach.wire.errors import failure
 from agentreach.wire.names import normalise_env
-from reach.core import access, actors, auditing, configs, events, health, links, owners, returning, takeover
+from reach.core import access, actors, auditing, configs, events, health, links, owners, quotas, returning, takeover
 from reach.core.agents import DRAINING, STARTING, Agent
 from reach.core.effects import DeregisterAgent, RegisterAgents
 from reach.core.peers import Peer
@@ -81,6 +81,8 @@ def is_there(state: State, peer: Peer, arrival: Arrival) -> bool:
 
 def _claim(state: State, peer: Peer, agent: Agent, count: int) -> None:
     """Note that the store is asked for a registration (1), or has answered (-1)."""
+    if peer.account is not None:
+        peer.account.take(quotas.AGENTS, count)
     key = (agent.tenant, agent.env, agent.agent_id)
     who, claims = state.arriving.get(key, (peer.who, 0))
     peer.arriving += count
@@ -100,7 +102,7 @@ def _checked(state: State, peer: Peer, attach: pb.Attach) -> Attaching:
     record.incarnation = peer.incarnation
     attaching = Attaching(record.agent_id, sessions=list(attach.sessions), holding=list(attach.holding))
     error = record_fault(record)
-    former = state.directory.get(record.tenant, record.env, record.agent_id)
+    former = known = state.directory.get(record.tenant, record.env, record.agent_id)
     if error is None:
         error = _rights_fault(state, peer, record)
     if error is None:
@@ -111,6 +113,8 @@ def _checked(state: State, peer: Peer, attach: pb.Attach) -> Attaching:
         former = None  # it comes from another node: the store says whether it may
     if error is None and (former is None or former.incarnation != peer.incarnation):
         error = _room_fault(state, peer)
+        if error is None and known is None and peer.account is not None:
+            error = quotas.agents_fault(state, peer.account, peer.who)
     if error is not None:
         attaching.error = error
         if error.code == codes.PERMISSION_DENIED:

@@ -62,6 +62,11 @@ def needs(method: str) -> Needs:
     return Needs.ADMIN
 
 
+def brings_messages(method: str) -> bool:
+    """Whether what it brings is counted message by message, against the limits of who sends them."""
+    return method.removeprefix("/").partition("/")[0] == _MESH
+
+
 class Unshown(Exception):
     """The caller shows nothing that could be looked at; the text says what is wrong, and never what was shown."""
 

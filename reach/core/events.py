@@ -24,7 +24,7 @@ from agentreach.wire.checks import event_fault
 from agentreach.wire.errors import failure
 from agentreach.wire.names import is_topic, normalise_env
 from agentreach.wire.outbox import Item
-from reach.core import access, actors, admit, auditing, crossing, loops, nodes, route, writing
+from reach.core import access, actors, admit, auditing, crossing, loops, nodes, quotas, route, writing
 from reach.core.agents import FULL
 from reach.core.lineage import valid_until_unix_ms
 from reach.core.requests import Attachment, Port
@@ -59,8 +59,10 @@ def publish(
     if not envelope.message_id:
         envelope.message_id = admit.new_id(state)
     source = admit.stamp_source(state, who, envelope, peer, caller_id)
-    fault = event_fault(envelope, state.rules.payload_bytes_max, nested=bool(envelope.lineage)) or _oversize(
-        state, envelope
+    fault = (
+        (quotas.request_fault(state, who, envelope) if state.quotas is not None else None)
+        or event_fault(envelope, state.rules.payload_bytes_max, nested=bool(envelope.lineage))
+        or _oversize(state, envelope)
     )
     if fault is not None:
         admit.refuse(state, port, envelope, source, fault)
@@ -330,6 +332,11 @@ def subscribe(state: State, peer: Peer, signal: Subscribe) -> None:
             _refuse_topics(state, peer, signal, [topic], error)
             continue
         if peer.who.rights is not None:
+        if peer.account is not None and (env, topic, signal.agent_id) not in peer.subscriptions:
+            too_many = quotas.fault(state, peer.account, quotas.TOPICS)
+            if too_many is not None:
+                _refuse_topics(state, peer, signal, [topic], too_many)
+                continue
             decision = access.may_subscribe(peer.who.rights, topic, env, who=f"principal {peer.who.principal}")
             if not decision.allowed:
                 _refuse_topics(state, peer, signal, [topic], actors.denied(state, decision))
@@ -339,6 +346,8 @@ def subscribe(state: State, peer: Peer, signal: Subscribe) -> None:
         if state.topics.subscribe((peer.who.tenant, env, topic), peer, signal.agent_id):
             peer.subscriptions.add((env, topic, signal.agent_id))
 
+            if peer.account is not None:
+                peer.account.take(quotas.TOPICS)
 
 def _refuse_topics(state: State, peer: Peer, signal: Subscribe, topics: list[str], error: Error) -> None:
     told = Unsubscribed(agent_id=signal.agent_id, env=signal.env, topics=topics, error=error)
@@ -350,14 +359,19 @@ def unsubscribe(state: State, peer: Peer, signal: Unsubscribe) -> None:
     """The reverse."""
     env = normalise_env(signal.env) if signal.env else peer.env
     for topic in signal.topics:
-        state.topics.unsubscribe((peer.who.tenant, env, topic), peer, signal.agent_id)
-        peer.subscriptions.discard((env, topic, signal.agent_id))
+        _unsubscribe(state, peer, (env, topic, signal.agent_id))
 
 
 def drop_subscriptions(state: State, peer: Peer, agent_id: str | None = None) -> None:
     """Forget all subscriptions of a process, or those of one of its agents."""
     for subscription in list(peer.subscriptions):
-        env, topic, subscriber = subscription
-        if agent_id is None or subscriber == agent_id:
-            state.topics.unsubscribe((peer.who.tenant, env, topic), peer, subscriber)
-            peer.subscriptions.discard(subscription)
+        if agent_id is None or subscription[2] == agent_id:
+            _unsubscribe(state, peer, subscription)
+
+
+def _unsubscribe(state: State, peer: Peer, subscription: Subscription) -> None:
+    env, topic, agent_id = subscription
+    if state.topics.unsubscribe((peer.who.tenant, env, topic), peer, agent_id):
+        peer.subscriptions.discard(subscription)
+        if peer.account is not None:
+            peer.account.give_back(quotas.TOPICS)

@@ -140,6 +140,8 @@ def _forget(state: State, lane: Lane) -> None:
         state.checks.cancel(lane.timer, lane)
         lane.timer = None
     del state.lanes[lane.key]
+    if state.quotas is not None:
+        state.quotas.session_over(lane.key)
 
 
 def forget_if_unknown(state: State, lane: Lane) -> None:

@@ -26,6 +26,7 @@ from reach.core import (
     losses,
     outcomes,
     owners,
+    quotas,
     waiters,
 )
 from reach.core.effects import EndStream
@@ -64,12 +65,23 @@ def hello(state: State, who: Identity, message: pb.Hello) -> Peer | None:
             return peer
         _dismiss_undeclared(state, peer, message)
     else:
-        if len(state.peers) >= state.rules.links_max:
+        if no_room(state, who):
+            if len(state.peers) < state.rules.links_max:
+                state.stats.quota_refusals[quotas.LINKS] += 1
             return None
         peer = _new_peer(state, who, message)
     events.drop_subscriptions(state, peer)
     arrivals.arrive(state, peer, message.agents, with_welcome=True)
     return peer
+
+
+def no_room(state: State, who: Identity) -> str:
+    """Why the node takes no more links, of this principal at least; empty: it does."""
+    if len(state.peers) >= state.rules.links_max:
+        return "this node carries as many links as it may; try another node, or later"
+    if state.quotas is None:
+        return ""
+    return quotas.why_full(state.quotas.of((who.tenant, who.principal), state.now), quotas.LINKS)
 
 
 def _dismiss_undeclared(state: State, peer: Peer, message: pb.Hello) -> None:
@@ -92,6 +104,9 @@ def _new_peer(state: State, who: Identity, message: pb.Hello) -> Peer:
     state.peers[link_id] = peer
     state.tokens[token] = peer
     state.log("info", "link opened", link=link_id, caller=peer.caller_id, sdk=message.sdk[:64])
+    if state.quotas is not None:
+        peer.account = state.quotas.of((who.tenant, who.principal), state.now)
+        peer.account.take(quotas.LINKS)
     peer.timer = state.checks.schedule(peer, state.now + state.rules.heartbeat_interval_s)
     return peer
 
@@ -237,6 +252,8 @@ def remove(state: State, peer: Peer, why: str, *, said_goodbye: bool = False) ->
         return
     state.tokens.pop(peer.token, None)
     if peer.timer is not None:
+    if peer.account is not None:
+        peer.account.give_back(quotas.LINKS)
         state.checks.cancel(peer.timer, peer)
         peer.timer = None
     for attachment in list(peer.attachments.values()):

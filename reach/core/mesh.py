@@ -38,6 +38,7 @@ from reach.core import (
     once,
     order,
     owners,
+    quotas,
     rebalance,
     replies,
     returning,
@@ -71,8 +72,8 @@ SIGNALS_WAITING_MAX = 10_000  # answers to signals that a peer does not read: be
 RESPONSE, EVENT, CANCEL, CALLBACK = int(pb.RESPONSE), int(pb.EVENT), int(pb.CANCEL), int(pb.CALLBACK)
 
 
-def frame(state: State, peer: Peer, received: Frame, spent_ms: int) -> None:
-    """Act on a frame of a link. `spent_ms` of its envelopes' time passed in this process's stalls.
+def frame(state: State, peer: Peer, received: Frame, spent_ms: int, size: int = 0) -> None:
+    """Act on a frame of a link, of `size` bytes. `spent_ms` of its envelopes' time passed in this process's stalls.
 
     Raises `LinkError` if the peer broke the numbering.
     """
@@ -80,6 +81,8 @@ def frame(state: State, peer: Peer, received: Frame, spent_ms: int) -> None:
         return
     link = peer.link
     peer.heard_at = state.now
+    if peer.account is not None:
+        peer.account.received(state.now, size)
     if not link.receive(received, state.now):
         return
     if link.confirmed:
@@ -118,19 +121,26 @@ def frame(state: State, peer: Peer, received: Frame, spent_ms: int) -> None:
 
 def invoke(state: State, call: Call, who: Identity, envelope: Envelope) -> None:
     """A request came by a call of its own."""
-    admit.admit(state, call, who, envelope, 0, None, f"caller/{who.principal}")
+    caller_id = f"caller/{who.principal}"
+    fault = quotas.call_fault(state, call, who, envelope)
+    if fault is not None:
+        admit.refuse(state, call, envelope, caller_id, fault)
+        return
+    admit.admit(state, call, who, envelope, 0, None, caller_id)
     call.message_id = envelope.message_id
     call.env = normalise_env(envelope.env)
 
 
 def publish(state: State, call: Call, who: Identity, envelope: Envelope) -> None:
     """An event came by a call of its own."""
+    quotas.call_fault(state, call, who, envelope)
     events.publish(state, call, who, envelope, 0, None, f"caller/{who.principal}")
 
 
 def hang_up(state: State, call: Call, who: Identity) -> None:
     """The call's client is gone or wants no more."""
     waiters.cancel(state, call, (who.tenant, who.principal, call.env, call.message_id))
+    call.let_go()
 
 
 def tick(state: State) -> None:

@@ -13,6 +13,7 @@ from agentreach.wire.outbox import Item
 if TYPE_CHECKING:
     from agentreach.policy.wheel import Token
     from reach.core.ports import Identity
+    from reach.core.quotas import Account
     from reach.core.requests import Attachment, Request
     from reach.core.state import State
 
@@ -24,6 +25,7 @@ class Peer:
     """The node's end of one link. It outlives its streams by the resume window; it is a `Port` for replies."""
 
     __slots__ = (
+        "account",
         "acked_seen",
         "acked_seen_at",
         "arriving",
@@ -62,6 +64,8 @@ class Peer:
         self.who = who
         self.came_from = ""
         """Where its present stream comes from, for people."""
+        self.account: Account | None = None
+        """Of its principal, where limits are set."""
         self.env = "production"
         self.caller_id = ""
         self.incarnation = b""

@@ -13,7 +13,7 @@ from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.error_pb2 import Error
 from agentreach.wire.checks import payload_size
 from agentreach.wire.errors import failure
-from reach.core import again, breakers, credit, deadlines, nodes, once, outcomes, returning, settle, writing
+from reach.core import again, breakers, credit, deadlines, nodes, once, outcomes, quotas, returning, settle, writing
 from reach.core.peers import Peer
 from reach.core.requests import Request, Stage
 from reach.core.retry import failed_as
@@ -84,6 +84,9 @@ def _item(state: State, request: Request, envelope: Envelope) -> None:
     data = _as_given(state, request, envelope)
     if data is None:
         settle.give_up(state, request, _reply_too_large(state, request, envelope))
+        return
+    if number == 0 and (too_many := quotas.stream_fault(state, request)) is not None:
+        settle.give_up(state, request, too_many)
         return
     request.items = number + 1
     request.items_at = now

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from reach.core.lanes import Lane
     from reach.core.order import Line
     from reach.core.peers import Peer
+    from reach.core.quotas import Account
     from reach.core.stats import TypeStats
     from reach.core.trace import Stage as TraceStage
     from reach.core.visiting import NodePort
@@ -165,6 +166,8 @@ class Request:
     """At the entry: the home that had accepted it was started anew."""
     tied = False
     """It was sent again to a process that had it already, and may have run it: nobody else can be given it."""
+    streams_of: Account | None = None
+    """Whose streamed reply it counts as."""
     relayed = False
     """It was given to the node that owns its message; `agent` stands for that node."""
     line: Line | None = None

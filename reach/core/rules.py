@@ -59,6 +59,25 @@ class Rules:
     agents_max: int = 20_000
     agents_per_link_max: int = 1_000
     topics_max: int = 100_000
+    silent_streams_max: int = 2_000
+    principal_silent_streams_max: int = 1_000
+    principal_links_max: int = 0
+    principal_agents_max: int = 0
+    principal_requests_per_s: int = 0
+    principal_bytes_per_s: int = 0
+    principal_sessions_max: int = 0
+    principal_topics_max: int = 0
+    principal_streams_max: int = 0
+    tenant_links_max: int = 0
+    tenant_agents_max: int = 0
+    tenant_requests_per_s: int = 0
+    tenant_bytes_per_s: int = 0
+    tenant_sessions_max: int = 0
+    tenant_topics_max: int = 0
+    tenant_streams_max: int = 0
+    quota_burst_s: float = 2.0
+    quotas: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """What is otherwise for one tenant, by its name and the setting's."""
     publish_timeout_s: float = 2.0
     aliases: Mapping[str, str] = field(default_factory=dict)
     policies: Mapping[str, str] = field(default_factory=dict)

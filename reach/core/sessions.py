@@ -13,7 +13,7 @@ from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.error_pb2 import Error
 from agentreach.wire.errors import failure
-from reach.core import lanes, loops, owners, route, settle
+from reach.core import lanes, loops, owners, quotas, route, settle
 from reach.core.requests import Request
 
 if TYPE_CHECKING:
@@ -25,16 +25,23 @@ if TYPE_CHECKING:
 def enter(state: State, request: Request, envelope: Envelope, parent: Lineage | None) -> None:
     """A session's message was admitted: put it into its lane and let the lane go on."""
     target, session_id = envelope.target, envelope.session_id
-    tenant, _, env, _ = request.key
+    tenant, principal, env, _ = request.key
     pool = state.directory.pool_for(target, tenant, env)
     agent_type = target.agent_type.lower() or type_of(state, pool, session_id, target.agent_id)
     if not agent_type:
         settle.fail(state, request, route.nobody(state, pool, request))
         return
-    lane = lanes.lane_of(state, (tenant, env, agent_type, session_id))
+    owner, key = (tenant, principal), (tenant, env, agent_type, session_id)
+    too_many = quotas.session_fault(state, owner, key)
+    if too_many is not None:
+        settle.fail(state, request, too_many)
+        return
+    lane = lanes.lane_of(state, key)
     if lane is None:
         settle.fail(state, request, _too_many(state))
         return
+    if state.quotas is not None:
+        state.quotas.session(key, owner, state.now)
     request.agent_type = agent_type
     request.parent = parent
     request.strict_session = envelope.strict_session

@@ -27,6 +27,7 @@ from reach.core import (
     waiters,
     waiting,
 )
+from reach.core.quotas import STREAMS
 from reach.core.requests import Attachment, Request, Stage
 from reach.core.trace import Journey, Traced, put_journey
 
@@ -94,6 +95,9 @@ def answer(state: State, request: Request, reply: bytes, outcome: str, error: Er
     request.stage = Stage.SETTLED
     request.failed = error is not None
     state.unsettled -= 1
+    if request.streams_of is not None:
+        request.streams_of.give_back(STREAMS)
+        request.streams_of = None
     if request.timer is not None:
         state.wheel.cancel(request.timer, request)
         request.timer = None

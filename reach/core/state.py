@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from agentreach.policy.wheel import TimerWheel
 from agentreach.wire.outbox import Shared
+from reach.core import quotas
 from reach.core.breaker import Breaker
 from reach.core.brought import Parked, Returning
 from reach.core.budget import RetryBudget
@@ -134,6 +135,7 @@ class State:
         """What all links hold together."""
         self.peers: dict[str, Peer] = {}
         self.tokens: dict[bytes, Peer] = {}
+        self._know_nobody(rules)
         self._know_no_session()
         self.topics = Topics()
         self.budget = RetryBudget()
@@ -151,6 +153,14 @@ class State:
         """By (tenant, env, agent_id): whose registrations the store has not answered yet, and how many."""
         self._know_no_node()
         self._ask_for_nothing()
+
+    def _know_nobody(self, rules: Rules) -> None:
+        self.quotas = quotas.of_rules(rules)
+        """What principals and tenants have and do; None: no limit is set."""
+        self.silent: dict[tuple[str, str], int] = {}
+        """By (tenant, principal): its streams that have not said hello."""
+        self.silent_count = 0
+        """Of all of them together."""
 
     def _know_no_session(self) -> None:
         self.lanes: dict[LaneKey, Lane] = {}

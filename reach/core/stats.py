@@ -28,6 +28,17 @@ MOVE_KINDS = ("moved", "handed on", "lost", "kept", "parked", "dropped")
 CALLBACK_KINDS = ("accepted", "published", "unheard")
 DEAD_LETTER_KINDS = ("kept", "dropped", "expired", "redriven")
 
+QUOTA_KINDS = (
+    "links_max",
+    "agents_max",
+    "sessions_max",
+    "topics_max",
+    "streams_max",
+    "requests_per_s",
+    "bytes_per_s",
+    "silent_streams_max",
+)
+"""The limits of principals and tenants, as `quotas` names them."""
 TYPES_MAX = 1_000  # of agent types with numbers of their own; each may cost some 80 series
 
 _PLACES = len(BUCKETS_S) + 1
@@ -89,6 +100,7 @@ class Stats:
         "moves",
         "retries",
         "retries_suppressed",
+        "quota_refusals",
         "slow_consumers",
         "strangers",
     )
@@ -123,6 +135,8 @@ class Stats:
     def register(self, agent_type: str) -> None:
         """An agent of this type is here: count it under its own name from now on, if there is room."""
         if agent_type not in self._types and agent_type != UNKNOWN and len(self._types) < self._types_max:
+        self.quota_refusals = dict.fromkeys(QUOTA_KINDS, 0)
+        """What was refused because its principal or tenant is at a limit."""
             self._types[agent_type] = TypeStats()
 
     def began(self, agent_type: str) -> TypeStats:

@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 from agentreach.v1.envelope_pb2 import RoutingPolicy
+from reach.node import quota_table
 from reach.node.principals import named
 from reach.node.settings import Config, Setting, Table, settings
 
@@ -197,6 +198,10 @@ def _check_together(config: Config) -> None:
     _check_registry(config)
     _check_access(config)
     _check_snapshots(config)
+    try:
+        quota_table.check(config.quotas)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     if not _NODE_ID.fullmatch(config.node_id):
         raise ConfigError(
             f"node_id is {config.node_id!r}; allowed: 1 to 63 letters, digits, '.', '_', '-', the first no mark"

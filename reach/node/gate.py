@@ -15,7 +15,7 @@ import structlog
 from agentreach.aio.clock import boot_time
 from agentreach.v1 import error_pb2 as codes
 from agentreach.wire.errors import failure
-from reach.core import access, doors, revoking
+from reach.core import access, auditing, doors, quotas, revoking
 from reach.core.access import Rights
 from reach.core.doors import Needs, Unshown
 from reach.core.ports import ANYBODY, ASKED_ALONE, ASKED_FOR, OWNERS_TENANT, Identity, MeshFailure
@@ -96,6 +96,8 @@ class Gatekeeper:
             Needs.REFLECTION: config.reflection_access == "open"
             or (config.reflection_access == "auto" and loopback(config.listen)),
         }
+        with step() as state:
+            self._limited = state.quotas is not None
         self._changed(frozenset())
         for known in (keys, certificates):
             if known is not None:
@@ -195,6 +197,11 @@ class Gatekeeper:
         unlogged, self._unlogged = self._unlogged, 0
         log.warning("not let in", method=method, why=why, **who, **({"unlogged": unlogged} if unlogged else {}))
 
+        if self._limited and who.tenant and not doors.brings_messages(method):
+            with self._step() as state:
+                error = quotas.query_fault(state, who)
+            if error is not None:
+                raise MeshFailure(error)
     def _denied(self, method: str, who: Identity, why: str) -> MeshFailure:
         with self._step() as state:
             state.stats.denied += 1

@@ -19,6 +19,7 @@ from agentreach.aio.transport import Stream as TransportStream
 from agentreach.v1.frame_pb2 import Frame, Goodbye, NodeHello, Signal, Welcome
 from agentreach.wire.link import LinkError
 from reach.core import between, nodes
+from reach.node.silence import SOME_NODE, Silence
 from reach.node.streams import Carrier
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class AcceptedNode(NodeCarrier):
     def __init__(self, engine: Engine, address: str, hello_timeout_s: float) -> None:
         super().__init__(engine)
         self._address = address
+        self._silence = Silence(engine, SOME_NODE)
         self._last_words: bytes | None = None
         loop = asyncio.get_running_loop()
         self._opened: asyncio.Future[None] = loop.create_future()
@@ -137,6 +139,7 @@ class AcceptedNode(NodeCarrier):
 
     def _admitted(self) -> None:
         self._limit.cancel()
+        self._silence.over()
         if not self._opened.done():
             self._opened.set_result(None)
 

@@ -13,6 +13,7 @@ from agentreach.v1.frame_pb2 import Frame, Goodbye, Hello, Signal
 from agentreach.wire import limits
 from agentreach.wire.link import LinkError
 from reach.core import links, mesh, revoking
+from reach.node.silence import Silence
 
 if TYPE_CHECKING:
     from reach.core.peers import Peer
@@ -64,6 +65,7 @@ class Stream(Carrier):
         self._engine = engine
         self._who = who
         self._address = address
+        self._silence = Silence(engine, who)
         self._peer: Peer | None = None
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._last_words: bytes | None = None
@@ -129,7 +131,7 @@ class Stream(Carrier):
                 return
             peer = links.hello(state, self._who, hello)
             if peer is None:
-                self._refuse("this node carries as many links as it may; try another node, or later")
+                self._refuse(links.no_room(state, self._who))
                 return
             former = peer.stream
             if isinstance(former, Carrier):
@@ -140,7 +142,7 @@ class Stream(Carrier):
             self.outlet = Outlet(peer.link, self._engine.standstill.before_writing)
         self._stop_waiting()
 
-    def _next(self, peer: Peer, frame: Frame) -> None:
+    def _next(self, peer: Peer, frame: Frame, size: int) -> None:
         engine = self._engine
         try:
             with engine.step() as state:
@@ -176,5 +178,6 @@ class Stream(Carrier):
         if self._hello_timer is not None:
             self._hello_timer.cancel()
             self._hello_timer = None
+        self._silence.over()
         if not self._opened.done():
             self._opened.set_result(None)
