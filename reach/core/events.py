@@ -31,7 +31,7 @@ from reach.core.requests import Attachment, Port
 from reach.core.topics import Publishing
 
 if TYPE_CHECKING:
-    from reach.core.peers import Peer
+    from reach.core.peers import Peer, Subscription
     from reach.core.ports import Identity
     from reach.core.state import State
 

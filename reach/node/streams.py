@@ -87,7 +87,7 @@ class Stream(Carrier):
         if self._peer is None:
             self._first(frame)
         else:
-            self._next(self._peer, frame)
+            self._next(self._peer, frame, len(data))
 
     def ended(self) -> None:
         """See `NodeStream.ended`."""

@@ -586,7 +586,7 @@ class CoreMesh:
             if data is not None:
                 moved = True
                 with self.step() as state:
-                    mesh.frame(state, peer, Frame.FromString(data), 0)
+                    mesh.frame(state, peer, Frame.FromString(data), 0, len(data))
         return moved
 
     def _flush(self, process: Process, peer: Peer) -> None:
