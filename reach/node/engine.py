@@ -24,6 +24,7 @@ from reach.core import arrivals, credit, departures, drains, events, gathered, l
 from reach.core.agents import Agent
 from reach.core.calls import Call
 from reach.core.effects import (
+    AuditLine,
     CutStream,
     DeregisterAgent,
     DialNodes,
@@ -167,6 +168,8 @@ class Engine(Steering):
         match effect:
             case LogLine(level, event, trace_id, fields):
                 _log_line(level, event, trace_id, fields)
+            case AuditLine():
+                self.audit(effect)
             case EndStream(peer):
                 if isinstance(peer.stream, Carrier):
                     peer.stream.finish(flush=not peer.link.overrun and peer.connected)

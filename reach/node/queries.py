@@ -18,6 +18,7 @@ from agentreach.wire.errors import failure
 from agentreach.wire.names import normalise_env, shown
 from reach.core import access, actors, lookups, route, sessions, settle
 from reach.core.agents import FULL
+from reach.core.effects import AuditLine
 from reach.core.explain import explain
 from reach.core.nodes import NodePeer
 from reach.core.pool import Pool
@@ -33,6 +34,10 @@ PAGE_SIZE = 1_000
 SESSIONS_MAX = 1_000
 
 
+def not_audited(line: AuditLine) -> None:
+    """Where there is no audit log."""
+
+
 class Queries:
     """The read-only half of the switchboard."""
 
@@ -40,6 +45,8 @@ class Queries:
         self._state = state
         self.holders = Holders()
         self.introduce: Introduce = nothing_to_show
+        self.audit: Callable[[AuditLine], None] = not_audited
+        """Where lines of the audit log go."""
         self.starting = False
         """True until the registry knows this node."""
         self.node = admin.NodeRecord(node_id=state.rules.node_id)
