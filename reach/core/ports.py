@@ -17,6 +17,7 @@ from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.error_pb2 import Error
 from agentreach.v1.mesh_pb2 import PublishReply
 from reach.core.access import Decision, Rights
+from reach.core.effects import AuditLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,14 @@ class MeshFailure(Exception):
         self.items = items
 
 
+class TurnedAway(MeshFailure):
+    """A call that did not get past the gate. `who` makes it, if that is known."""
+
+    def __init__(self, error: Error, who: Identity | None = None) -> None:
+        super().__init__(error)
+        self.who = who
+
+
 class NoAnswer(Exception):
     """A node that was asked said nothing in time; the text says where, and what the transport knows."""
 
@@ -104,6 +113,10 @@ class Doorkeeper(Protocol):
         """The same by the client's certificate, as gRPC's auth_context tells of it."""
         ...
 
+    def turned_away(self, method: str, refused: MeshFailure, address: str) -> None:
+        """What `admit` or `certified` has refused came from there."""
+        ...
+
 
 class KeyDesk(Protocol):
     """Where admins have API keys made and ended. Raises `MeshFailure`, also for what another tenant's admin may do."""
@@ -121,6 +134,10 @@ class KeyDesk(Protocol):
 
 class Switchboard(Protocol):
     """The node, as servers see it. Everything raises `MeshFailure` for an error that the caller shall read."""
+
+    def audit(self, line: AuditLine, /) -> None:
+        """Have the audit log say that somebody did something. Never raises."""
+        ...
 
     def open_stream(self, who: Identity, peer: str) -> NodeStream:
         """Take on a new Connect stream; `peer` is its transport address, for logs."""

@@ -13,6 +13,7 @@ from agentreach.v1.envelope_pb2 import RESPONSE, Envelope
 from agentreach.v1.error_pb2 import AGENT_ERROR, NO_ROUTE, OVERLOADED, SHUTTING_DOWN
 from agentreach.v1.mesh_pb2 import PublishReply
 from agentreach.wire import errors
+from reach.core.effects import AuditLine
 from reach.core.ports import Identity, MeshFailure
 
 
@@ -72,6 +73,7 @@ class RuleSwitchboard:
         self.settings: dict[str, str] = {}
         self.settings_version = 0
         self.closed = False
+        self.audited: list[AuditLine] = []
 
     def open_stream(self, who: Identity, peer: str) -> EchoStream:
         """Admit, unless the door is closed."""
@@ -80,6 +82,10 @@ class RuleSwitchboard:
         stream = EchoStream()
         self.streams.append(stream)
         return stream
+
+    def audit(self, line: AuditLine) -> None:
+        """Keep it."""
+        self.audited.append(line)
 
     async def invoke(self, envelope: Envelope, who: Identity, deadline_s: float | None) -> Envelope:
         """Act by the rule."""

@@ -11,7 +11,7 @@ import grpc
 from google.protobuf.message import Message
 
 from agentreach.v1.envelope_pb2 import EVENT, Envelope
-from reach.adapters.grpc_server.gating import identify
+from reach.adapters.grpc_server.gating import answering, identify
 from reach.adapters.grpc_server.outcome import (
     Context,
     M,
@@ -95,6 +95,7 @@ def message_call(
     async def serve(data: bytes, context: Context) -> bytes:
         trace_id = ""
         try:
+            answering(context)
             envelope = parse(Envelope, data)
             trace_id = envelope.trace_id
             if event and not envelope.type:
@@ -119,6 +120,7 @@ def stream_call(method: str, switchboard: Switchboard) -> Handler:
         trace_id = ""
         sent = 0
         try:
+            answering(context)
             envelope = parse(Envelope, data)
             trace_id = envelope.trace_id
             replies = switchboard.invoke_stream(envelope, identify(), context.time_remaining())

@@ -16,6 +16,7 @@ from reach.adapters.grpc_server.outcome import Context, end_with
 from reach.core.ports import ANYBODY, Doorkeeper, Identity, MeshFailure
 
 _CALLER: ContextVar[Identity] = ContextVar("caller", default=ANYBODY)
+_CALL: ContextVar[Context | None] = ContextVar("call", default=None)
 
 Handler = Any  # grpc.RpcMethodHandler is generic in its stubs only
 
@@ -23,6 +24,17 @@ Handler = Any  # grpc.RpcMethodHandler is generic in its stubs only
 def identify() -> Identity:
     """Who makes the call that this task handles. Anybody, where no gate stands."""
     return _CALLER.get()
+
+
+def answering(context: Context) -> None:
+    """This task answers that call."""
+    _CALL.set(context)
+
+
+def caller_address() -> str:
+    """Where the call comes from that this task answers; empty if it answers none."""
+    context = _CALL.get()
+    return context.peer() if context is not None else ""
 
 
 class Gate(grpc.aio.ServerInterceptor):
@@ -39,7 +51,7 @@ class Gate(grpc.aio.ServerInterceptor):
         try:
             who = await self._doorkeeper.admit(method, metadata)
         except MeshFailure as refused:
-            return _refusal(refused)
+            return self._refusal(method, refused)
         if who is not None:
             _CALLER.set(who)
             return await continuation(call)
@@ -54,6 +66,7 @@ class Gate(grpc.aio.ServerInterceptor):
             try:
                 _CALLER.set(self._doorkeeper.certified(method, context.auth_context()))
             except MeshFailure as refused:
+                self._doorkeeper.turned_away(method, refused, context.peer())
                 await end_with(context, refused)
             return await inner(request, context)
 
@@ -63,9 +76,9 @@ class Gate(grpc.aio.ServerInterceptor):
             return grpc.unary_stream_rpc_method_handler(serve)
         return grpc.unary_unary_rpc_method_handler(serve)
 
+    def _refusal(self, method: str, refused: MeshFailure) -> Handler:
+        async def refuse(_: Any, context: Context) -> None:
+            self._doorkeeper.turned_away(method, refused, context.peer())
+            await end_with(context, refused)
 
-def _refusal(refused: MeshFailure) -> Handler:
-    async def refuse(_: Any, context: Context) -> None:
-        await end_with(context, refused)
-
-    return grpc.stream_stream_rpc_method_handler(refuse)
+        return grpc.stream_stream_rpc_method_handler(refuse)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from contextvars import ContextVar
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
@@ -26,12 +27,17 @@ M = TypeVar("M", bound=Message)
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"  # generic in its stubs only
 
 _DETAILS_KEY = "grpc-status-details-bin"
+
+ended_as: ContextVar[str] = ContextVar("ended_as", default="")
+"""How the call that this task handles ended: the name of its ErrorCode."""
+
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 async def end_with(context: Context, failure: MeshFailure) -> NoReturn:
     """End the RPC with the failure's status: gRPC code, text from the code's name to the trace_id, and details."""
     status = errors.to_status(failure.error, failure.trace_id, failure.items)
+    ended_as.set(errors.code_name(failure.error.code))
     trailers = ((_DETAILS_KEY, status.SerializeToString()),)
     await context.abort(_CODES[status.code], status.message, trailers)
 

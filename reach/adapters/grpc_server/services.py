@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 from agentreach.v1 import admin_pb2, mesh_pb2, peer_pb2, registry_pb2
 from agentreach.v1.envelope_pb2 import Envelope
 from reach.adapters.grpc_server import calls, connect
+from reach.adapters.grpc_server.auditing import audited
 from reach.adapters.grpc_server.calls import Handler, query
 from reach.adapters.grpc_server.gating import identify
 from reach.core.ports import Identity, Switchboard
@@ -20,6 +21,9 @@ MESH = "agentreach.v1.MeshService"
 REGISTRY = "agentreach.v1.RegistryService"
 ADMIN = "agentreach.v1.AdminService"
 PEER = "agentreach.v1.PeerService"
+
+_CHANGES = frozenset({"SetVersionPolicy"})
+"""What changes something, outside of AdminService."""
 
 
 def mesh(node: Switchboard) -> grpc.GenericRpcHandler:
@@ -54,6 +58,7 @@ def registry(node: Switchboard) -> grpc.GenericRpcHandler:
                 "GetVersionPolicy", registry_pb2.GetVersionPolicyRequest, node.get_version_policy
             ),
         },
+        node,
     )
 
 
@@ -82,6 +87,7 @@ def admin(node: Switchboard) -> grpc.GenericRpcHandler:
             "GetConfig": query("GetConfig", admin_pb2.GetConfigRequest, node.get_config),
             "SetConfig": query("SetConfig", admin_pb2.SetConfigRequest, node.set_config),
         },
+        node,
     )
 
 
@@ -91,9 +97,15 @@ def peer(node: Switchboard) -> grpc.GenericRpcHandler:
     return _service(peer_pb2.DESCRIPTOR, "PeerService", {"Link": link})
 
 
-def _service(file: FileDescriptor, name: str, served: dict[str, Handler]) -> grpc.GenericRpcHandler:
+def _service(
+    file: FileDescriptor, name: str, served: dict[str, Handler], node: Switchboard | None = None
+) -> grpc.GenericRpcHandler:
+    """With `node` its audit log is told who uses AdminService, or sets a policy."""
     service = file.services_by_name[name]
     table = dict(served)
+    for name in table:
+        if node is not None and (service.name == "AdminService" or name in _CHANGES):
+            table[name] = audited(service.methods_by_name[name], table[name], node)
     for method in service.methods:
         if method.name not in table:
             table[method.name] = calls.later(
