@@ -331,12 +331,12 @@ def subscribe(state: State, peer: Peer, signal: Subscribe) -> None:
             error = failure(code, f"no subscription: {why}", retry_after_ms=SUBSCRIBE_RETRY_AFTER_MS if full else 0)
             _refuse_topics(state, peer, signal, [topic], error)
             continue
-        if peer.who.rights is not None:
         if peer.account is not None and (env, topic, signal.agent_id) not in peer.subscriptions:
             too_many = quotas.fault(state, peer.account, quotas.TOPICS)
             if too_many is not None:
                 _refuse_topics(state, peer, signal, [topic], too_many)
                 continue
+        if peer.who.rights is not None:
             decision = access.may_subscribe(peer.who.rights, topic, env, who=f"principal {peer.who.principal}")
             if not decision.allowed:
                 _refuse_topics(state, peer, signal, [topic], actors.denied(state, decision))
@@ -345,9 +345,9 @@ def subscribe(state: State, peer: Peer, signal: Subscribe) -> None:
                 continue
         if state.topics.subscribe((peer.who.tenant, env, topic), peer, signal.agent_id):
             peer.subscriptions.add((env, topic, signal.agent_id))
-
             if peer.account is not None:
                 peer.account.take(quotas.TOPICS)
+
 
 def _refuse_topics(state: State, peer: Peer, signal: Subscribe, topics: list[str], error: Error) -> None:
     told = Unsubscribed(agent_id=signal.agent_id, env=signal.env, topics=topics, error=error)

@@ -103,10 +103,10 @@ def _new_peer(state: State, who: Identity, message: pb.Hello) -> Peer:
     peer.incarnation = bytes(message.incarnation) or state.rng.getrandbits(_RANDOM_BITS).to_bytes(16, "big")
     state.peers[link_id] = peer
     state.tokens[token] = peer
-    state.log("info", "link opened", link=link_id, caller=peer.caller_id, sdk=message.sdk[:64])
     if state.quotas is not None:
         peer.account = state.quotas.of((who.tenant, who.principal), state.now)
         peer.account.take(quotas.LINKS)
+    state.log("info", "link opened", link=link_id, caller=peer.caller_id, sdk=message.sdk[:64])
     peer.timer = state.checks.schedule(peer, state.now + state.rules.heartbeat_interval_s)
     return peer
 
@@ -251,9 +251,9 @@ def remove(state: State, peer: Peer, why: str, *, said_goodbye: bool = False) ->
     if state.peers.pop(peer.link_id, None) is None:
         return
     state.tokens.pop(peer.token, None)
-    if peer.timer is not None:
     if peer.account is not None:
         peer.account.give_back(quotas.LINKS)
+    if peer.timer is not None:
         state.checks.cancel(peer.timer, peer)
         peer.timer = None
     for attachment in list(peer.attachments.values()):
