@@ -136,6 +136,26 @@ class AdminClient:
         """Have the node finish and end; returns when that has begun."""
         return await self._call("AdminService/DrainNode", request, admin.DrainNodeReply)
 
+    async def create_key(self, request: admin.CreateKeyRequest) -> admin.CreateKeyReply:
+        """A new API key; the reply alone holds it."""
+        return await self._call("AdminService/CreateKey", request, admin.CreateKeyReply)
+
+    async def list_keys(self) -> admin.ListKeysReply:
+        """The API keys of the caller's tenant; of all, for those who run the mesh."""
+        return await self._call("AdminService/ListKeys", admin.ListKeysRequest(), admin.ListKeysReply)
+
+    async def revoke_key(self, key_id: str) -> None:
+        """End a key, and what it has opened on any node."""
+        await self._call("AdminService/RevokeKey", admin.RevokeKeyRequest(key_id=key_id), admin.RevokeKeyReply)
+
+    async def rotate_key(self, request: admin.RotateKeyRequest) -> admin.RotateKeyReply:
+        """A new key in place of another; the reply alone holds it."""
+        return await self._call("AdminService/RotateKey", request, admin.RotateKeyReply)
+
+    async def explain_access(self, request: admin.ExplainAccessRequest) -> admin.ExplainAccessReply:
+        """What a principal may, and by which rule."""
+        return await self._call("AdminService/ExplainAccess", request, admin.ExplainAccessReply)
+
     async def list_breakers(self, limit: int) -> admin.ListBreakersReply:
         """Breakers that are not closed, or have tripped lately."""
         return await self._call(

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from reach.cli.agents import agents
+from reach.cli.authz import authz
 from reach.cli.breakers import breakers
 from reach.cli.call import call
 from reach.cli.certs import certs
@@ -20,6 +21,7 @@ from reach.cli.demo import demo
 from reach.cli.drain import drain
 from reach.cli.ending import Ended
 from reach.cli.explain import explain
+from reach.cli.keys import keys
 from reach.cli.nodes import nodes
 from reach.cli.rollout import rollout
 from reach.cli.serve import serve
@@ -66,7 +68,7 @@ def reach() -> None:
 _COMMANDS: tuple[click.Command, ...] = (
     serve, demo, test_agent,
     agents, nodes, sessions, call, explain, trace, breakers, dead, drain,
-    versions, rollout, config, certs, check_config, version,
+    versions, rollout, config, keys, authz, certs, check_config, version,
 )  # fmt: skip
 for command in _COMMANDS:
     reach.add_command(command)

@@ -11,11 +11,13 @@ import hashlib
 import hmac
 import re
 from base64 import urlsafe_b64encode
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import reduce
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.admin_pb2 import KeyInfo
 from agentreach.v1.peer_pb2 import StoredKey
 from reach.core.access import Patterns, Rights, pattern_fault
@@ -49,6 +51,10 @@ class KeysUnusable(Exception):
 
 class KeyRefused(Exception):
     """What is wanted of a key cannot be; the text is one line for whoever wants it."""
+
+    def __init__(self, why: str, code: codes.ErrorCode.ValueType = codes.INVALID_ENVELOPE) -> None:
+        super().__init__(why)
+        self.code = code
 
 
 # ---- a key ----
@@ -92,9 +98,11 @@ def stored(info: KeyInfo, key: str, salt: bytes, lookup_key: bytes) -> StoredKey
 # ---- what a record says ----
 
 
-def info_fault(info: KeyInfo) -> str:
+def info_fault(info: KeyInfo, *, tenant_needed: bool = True) -> str:
     """What is wrong with what a key shall allow, for who asked for it; empty: nothing."""
     for what, name in (("principal", info.principal), ("tenant", info.tenant)):
+        if not name and what == "tenant" and not tenant_needed:
+            continue
         if not _NAME.fullmatch(name):
             return f"{what} is {name[:100]!r}; allowed: 1 to 100 letters, digits, '.', '_', '@', '-'"
     for env in info.envs:
@@ -244,17 +252,15 @@ class Keyring:
 
     def principals(self) -> dict[tuple[str, str], Rights]:
         """By (tenant, principal): what its keys allow together."""
-        found: dict[tuple[str, str], Rights] = {}
+        rights: dict[tuple[str, str], dict[Rights, None]] = {}
         for who in self._holders.values():
-            key = who.tenant, who.principal
             assert who.rights is not None
-            found[key] = found[key].with_also(who.rights) if key in found else who.rights
-        return found
+            rights.setdefault((who.tenant, who.principal), {})[who.rights] = None
+        return {key: reduce(Rights.with_also, each) for key, each in rights.items()}
 
-    @property
-    def records(self) -> Mapping[str, StoredKey]:
-        """By key_id."""
-        return self._records
+    def holding(self, unix: float) -> dict[str, StoredKey]:
+        """By key_id, the records of those that hold."""
+        return {key_id: record for key_id, record in self._records.items() if not ended(record, unix)}
 
     @property
     def usable(self) -> int:

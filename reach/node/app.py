@@ -40,6 +40,7 @@ from reach.node.engine import Engine
 from reach.node.everywhere import Everywhere
 from reach.node.gate import Gatekeeper, introduction
 from reach.node.gauges import NodeGauges
+from reach.node.key_desk import NodeDesk
 from reach.node.key_stores import opened
 from reach.node.keys import ApiKeys
 from reach.node.lineage_key import keys_of, lineage_secrets, new_secrets, shared_key
@@ -62,6 +63,8 @@ class Node:
     http_address: str
     broken: asyncio.Event
     """Set when a duty of the node has failed: it must not go on pretending to be one."""
+    encryption: Encryption | None = None
+    """Its TLS; None: it speaks in the clear."""
 
 
 def rules_of(config: Config) -> Rules:
@@ -117,7 +120,7 @@ async def running(config: Config) -> AsyncIterator[Node]:
     server, http = _doors(config, engine, record, secret, encryption, keys)
     if encryption is not None:
         encryption.on_trust(lambda: parts.let_nodes_in_anew("other authorities are trusted"))
-    node = Node(engine, "", "", asyncio.Event())
+    node = Node(engine, "", "", asyncio.Event(), encryption)
     duties: asyncio.Task[None] | None = None
     try:
         # Both addresses before the registry: whoever reads this node's key there can reach it.
@@ -188,6 +191,7 @@ def _doors(
             secret=secret, address=lambda: record.address, holders=engine.holders,
         )  # fmt: skip
         server.doorkeeper, http.may_scrape = gate, gate.may_scrape
+        engine.keys = NodeDesk(engine.state, keys)
     return server, http
 
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 
 import structlog
 
-from reach.adapters.key_file import KeyFile
+from reach.adapters.key_file import KeyFile, Mark
 from reach.core.keyring import Kept, KeysUnusable
 from reach.core.store import Store
 from reach.node.config import Config
@@ -27,26 +27,40 @@ class FileOfKeys:
 
     def __init__(self, path: str) -> None:
         self._file = KeyFile(path)
-        self._seen = self._file.mark()
-        self._read = False
+        self._one_at_a_time = asyncio.Lock()
+        self._seen: Mark | None = None
+        self._again = True
+        """What stands there could not be read."""
 
     async def read(self) -> Kept:
         """See `KeyStore.read`."""
-        self._seen, self._read = self._file.mark(), False  # before: what is written meanwhile is read again
-        kept = await asyncio.to_thread(self._file.read)
-        self._read = True
-        return kept
+        return await asyncio.to_thread(self._file.read)
 
     async def follow(self) -> AsyncGenerator[Kept | KeysUnusable, None]:
         """See `KeyStore.follow`: looked at each `LOOK_S`."""
         while True:
-            await asyncio.sleep(LOOK_S)
-            if self._read and self._file.mark() == self._seen:
-                continue
             try:
-                yield await self.read()
+                kept = await self._look(again=True)
             except KeysUnusable as error:
                 yield error
+            else:
+                if kept is not None:
+                    yield kept
+            await asyncio.sleep(LOOK_S)
+
+    async def refreshed(self) -> Kept | None:
+        """See `KeyStore.refreshed`."""
+        return await self._look(again=False)
+
+    async def _look(self, *, again: bool) -> Kept | None:
+        async with self._one_at_a_time:
+            mark = self._file.mark()
+            if mark == self._seen and not (again and self._again):
+                return None
+            self._seen, self._again = mark, True  # seen before it is read: what is written meanwhile is read again
+            kept = await self.read()
+            self._again = False
+            return kept
 
     async def change(self, decide: Callable[[Kept], Kept]) -> Kept:
         """See `KeyStore.change`."""

@@ -7,12 +7,13 @@ in force, but a key that expires ends all the same.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
 from typing import Protocol
 
 import structlog
 
+from agentreach.v1.peer_pb2 import StoredKey
 from reach.core import keyring
 from reach.core.access import Rights
 from reach.core.keyring import Kept, Keyring, KeysUnusable
@@ -34,7 +35,11 @@ class KeyStore(Protocol):
         ...
 
     def follow(self) -> AsyncGenerator[Kept | KeysUnusable, None]:
-        """All keys, each time after something has changed, or why they cannot be read now."""
+        """All keys, now and each time after something has changed, or why they cannot be read now."""
+        ...
+
+    async def refreshed(self) -> Kept | None:
+        """What `follow` would give soon, if that can be known by a glance; None: nothing new. Raises `KeysUnusable`."""
         ...
 
     async def change(self, decide: Callable[[Kept], Kept]) -> Kept:
@@ -79,6 +84,11 @@ class ApiKeys:
 
     async def verified(self, key: str) -> Identity | None:
         """See `reach.node.gate.Keys`."""
+        if not keyring.looks_like_a_key(key):
+            return None
+        if self._ring.candidate(key, self._unix()) is None:
+            with contextlib.suppress(KeysUnusable):
+                await self.refresh()  # it may have been made just now
         if self._ring.candidate(key, self._unix()) is None:
             return None
         async with self._slots:
@@ -118,17 +128,26 @@ class ApiKeys:
             group.create_task(self._tell_used(), name="keys-used")
 
     async def _follow(self) -> None:
-        async with aclosing(self.store.follow()) as states:
+        async with contextlib.aclosing(self.store.follow()) as states:
             async for state in states:
                 if isinstance(state, KeysUnusable):
                     if not self.faulty:
                         log.error("the keys cannot be read; those that are known go on", why=str(state))
                     self.faulty = True
                 else:
-                    self.take(state)
+                    self._take(state)
 
-    def take(self, kept: Kept) -> None:
-        """This is what the store holds now."""
+    async def refresh(self) -> None:
+        """Look whether there is anything new. Raises `KeysUnusable`."""
+        kept = await self.store.refreshed()
+        if kept is not None:
+            self._take(kept)
+
+    def holding(self) -> dict[str, StoredKey]:
+        """By key_id, the records of those that hold."""
+        return self._ring.holding(self._unix())
+
+    def _take(self, kept: Kept) -> None:
         if self.faulty:
             log.info("the keys can be read again")
         self.faulty = False

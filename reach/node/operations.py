@@ -19,9 +19,10 @@ from agentreach.wire.names import agent_id_fault, agent_type_fault, normalise_en
 from reach.core import breakers, drains, leaving
 from reach.core.agents import Agent
 from reach.core.breaker import BreakerState
-from reach.core.ports import ANYBODY, Identity, MeshFailure
+from reach.core.ports import ANYBODY, Identity, KeyDesk, MeshFailure
 from reach.core.requests import Attachment
 from reach.core.state import State
+from reach.node.key_desk import NodeDesk
 from reach.node.queries import Queries
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Operations(Queries):
         """How long what runs may take then; None: as configured."""
         self.others: Everywhere | None = None
         """How other nodes are asked; None where there are none."""
+        self.keys: KeyDesk = NodeDesk(state)
 
     def step(self) -> AbstractContextManager[State]:
         """Change the state; see `Engine.step`."""

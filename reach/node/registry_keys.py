@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -22,6 +22,7 @@ from reach.core.store import (
     Compare,
     Delete,
     Item,
+    Listing,
     Operation,
     Put,
     Store,
@@ -45,63 +46,55 @@ class RegistryOfKeys:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._mirror = Mirror(KEYS)
-        self._lookup_key = b""
-        self._records: dict[str, StoredKey] = {}
 
     async def read(self) -> Kept:
         """See `KeyStore.read`."""
-        try:
-            self._lookup_key = await shared_key(self._store, LOOKUP_KEY)
-            listing = await self._store.list(KEYS)
-        except StoreUnavailable as error:
-            raise _unusable(error) from error
-        self._apply(self._mirror.difference(listing))
-        self._mirror.listed(listing.revision, 0.0)
-        return self._kept()
+        lookup_key, listing = await self._listed()
+        return Kept(lookup_key, tuple(record for item in listing.items if (record := _record(item)) is not None))
 
     async def follow(self) -> AsyncGenerator[Kept | KeysUnusable, None]:
-        """See `KeyStore.follow`."""
+        """See `KeyStore.follow`. The watch tells at once; whatever it says, all are listed each `LIST_EVERY_S`."""
+        mirror = _Mirrored()
         while True:
             try:
-                async with contextlib.aclosing(self._watched()) as states:
+                mirror.lookup_key, listing = await self._listed()
+                mirror.listed_all(listing)
+                yield mirror.kept
+                async with contextlib.aclosing(self._watched(mirror)) as states:
                     async for kept in states:
                         yield kept
                 return  # the store is closed
             except (Compacted, TimeoutError):
                 pass
-            except StoreUnavailable as error:
-                yield _unusable(error)
-                await asyncio.sleep(LIST_AGAIN_S)
-            try:
-                yield await self.read()
             except KeysUnusable as error:
                 yield error
+                await asyncio.sleep(LIST_AGAIN_S)
 
-    async def _watched(self) -> AsyncGenerator[Kept, None]:
+    async def refreshed(self) -> Kept | None:
+        """See `KeyStore.refreshed`: the watch tells as soon as etcd does."""
+        return None
+
+    async def _watched(self, mirror: _Mirrored) -> AsyncGenerator[Kept, None]:
         """What changes; ends in `TimeoutError` after `LIST_EVERY_S`."""
         until = asyncio.get_running_loop().time() + LIST_EVERY_S
-        async with contextlib.aclosing(self._store.watch(KEYS, self._mirror.revision + 1)) as batches:
-            while True:
-                async with asyncio.timeout_at(until):
-                    batch = await anext(batches, None)
-                if batch is None:
-                    return
-                if batch:
-                    self._apply(self._mirror.fresh(batch))
-                    self._mirror.reached(batch[-1].revision)
-                    yield self._kept()
+        try:
+            async with contextlib.aclosing(self._store.watch(KEYS, mirror.revision + 1)) as batches:
+                while True:
+                    async with asyncio.timeout_at(until):
+                        batch = await anext(batches, None)
+                    if batch is None:
+                        return
+                    if batch:
+                        mirror.told(batch)
+                        yield mirror.kept
+        except StoreUnavailable as error:
+            raise _unusable(error) from error
 
-    def _apply(self, changes: Iterable[Change]) -> None:
-        for change in changes:
-            self._mirror.hold(change)
-            self._records.pop(change.key, None)
-            record = _record(change.item) if change.item is not None else None
-            if record is not None:
-                self._records[change.key] = record
-
-    def _kept(self) -> Kept:
-        return Kept(self._lookup_key, tuple(self._records.values()))
+    async def _listed(self) -> tuple[bytes, Listing]:
+        try:
+            return await shared_key(self._store, LOOKUP_KEY), await self._store.list(KEYS)
+        except StoreUnavailable as error:
+            raise _unusable(error) from error
 
     async def change(self, decide: Callable[[Kept], Kept]) -> Kept:
         """See `KeyStore.change`."""
@@ -138,6 +131,38 @@ class RegistryOfKeys:
                 await self._store.txn((), puts[at : at + TXN_OPERATIONS_MAX])
         except StoreUnavailable as error:
             log.warning("when keys were used cannot be kept", why=str(error))
+
+
+class _Mirrored(Mirror):
+    """The records as a watch tells of them."""
+
+    def __init__(self) -> None:
+        super().__init__(KEYS)
+        self.lookup_key = b""
+        self._records: dict[str, StoredKey] = {}
+
+    def listed_all(self, listing: Listing) -> None:
+        """All that is there."""
+        self._apply(self.difference(listing))
+        self.listed(listing.revision, 0.0)
+
+    def told(self, batch: Sequence[Change]) -> None:
+        """What has changed."""
+        self._apply(self.fresh(batch))
+        self.reached(batch[-1].revision)
+
+    @property
+    def kept(self) -> Kept:
+        """What is there now."""
+        return Kept(self.lookup_key, tuple(self._records.values()))
+
+    def _apply(self, changes: Iterable[Change]) -> None:
+        for change in changes:
+            self.hold(change)
+            self._records.pop(change.key, None)
+            record = _record(change.item) if change.item is not None else None
+            if record is not None:
+                self._records[change.key] = record
 
 
 def _steps(

@@ -85,6 +85,23 @@ def admin(node: Switchboard) -> grpc.GenericRpcHandler:
             "DrainAgent": everywhere("DrainAgent", node.drain_agent),
             "DrainNode": everywhere("DrainNode", node.drain_node),
             "GetConfig": query("GetConfig", admin_pb2.GetConfigRequest, node.get_config),
+            "CreateKey": query(
+                "CreateKey", admin_pb2.CreateKeyRequest, lambda request, who: node.keys.create_key(request, who)
+            ),
+            "ListKeys": query(
+                "ListKeys", admin_pb2.ListKeysRequest, lambda request, who: node.keys.list_keys(request, who)
+            ),
+            "RevokeKey": query(
+                "RevokeKey", admin_pb2.RevokeKeyRequest, lambda request, who: node.keys.revoke_key(request, who)
+            ),
+            "RotateKey": query(
+                "RotateKey", admin_pb2.RotateKeyRequest, lambda request, who: node.keys.rotate_key(request, who)
+            ),
+            "ExplainAccess": query(
+                "ExplainAccess",
+                admin_pb2.ExplainAccessRequest,
+                lambda request, who: node.keys.explain_access(request, who),
+            ),
             "SetConfig": query("SetConfig", admin_pb2.SetConfigRequest, node.set_config),
         },
         node,

@@ -1,0 +1,165 @@
+"""What people have done to API keys: one made, one ended, one exchanged for another.
+
+An admin of a tenant has a say about the keys of that tenant, and about rights within its own envs; what concerns all
+tenants (metrics, other tenants' keys) is for the admins of those who run the mesh.
+"""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64encode
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from agentreach.v1 import error_pb2 as codes
+from agentreach.v1.admin_pb2 import KeyInfo
+from agentreach.v1.peer_pb2 import StoredKey
+from reach.core import keyring
+from reach.core.keyring import Kept, KeyRefused
+from reach.core.ports import OWNERS_TENANT, Identity
+
+LASTS_S_MAX = 100 * 366 * 86_400.0
+OVERLAP_S_MAX = 90 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Minted:
+    """A key that nobody has yet, and its slow hash."""
+
+    key_id: str
+    key: str
+    salt: bytes
+    hash: bytes
+    signing_secret: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """What its holder gets, once."""
+
+    info: KeyInfo
+    key: str
+    signing_text: str
+    """Empty unless what the key sends must be signed."""
+
+
+def minted(key_id: bytes, secret: bytes, salt: bytes, signing_secret: bytes) -> Minted:
+    """A key of random bytes: `keyring.ID_BYTES`, two times `SECRET_BYTES`, and `SALT_BYTES`. Slow, as its hash is."""
+    key = keyring.key_text(key_id.hex(), secret)
+    return Minted(key_id.hex(), key, salt, keyring.slow_hash(key, salt), signing_secret)
+
+
+def create(kept: Kept, wanted: KeyInfo, new: Minted, unix: float, by: Identity | None = None) -> tuple[Kept, Issued]:
+    """One more key. `by` None: by whoever has the store itself in hands. Raises `KeyRefused`."""
+    info = KeyInfo()
+    info.CopyFrom(wanted)
+    info.tenant = info.tenant or (by.tenant if by is not None else OWNERS_TENANT)
+    fault = keyring.info_fault(info)
+    if fault:
+        raise KeyRefused(fault)
+    _check_hands_out(by, info)
+    if info.HasField("expires_at") and not unix < keyring.unix_of(info.expires_at) <= unix + LASTS_S_MAX:
+        raise KeyRefused("it would have expired already, or in more than 100 years")
+    return _with(kept, info, new, unix)
+
+
+def revoke(kept: Kept, key_id: str, unix: float, by: Identity | None = None) -> Kept:
+    """End a key now; one that was revoked before stays so. Raises `KeyRefused`."""
+    record = StoredKey()
+    record.CopyFrom(_found(kept, key_id, by))
+    if not record.HasField("revoked_at"):
+        record.revoked_at.CopyFrom(keyring.stamp(unix))
+    return _replaced(kept, record, unix)
+
+
+def rotate(
+    kept: Kept, key_id: str, overlap_s: float, new: Minted, unix: float, by: Identity | None = None
+) -> tuple[Kept, Issued]:
+    """A key in place of another, which goes on for `overlap_s`. It lasts as long as that one was made to last.
+
+    Raises `KeyRefused`.
+    """
+    if not 0 <= overlap_s <= OVERLAP_S_MAX:
+        raise KeyRefused(f"the overlap is {overlap_s:g} s; allowed: 0 to {OVERLAP_S_MAX:g}")
+    old = StoredKey()
+    old.CopyFrom(_found(kept, key_id, by))
+    if keyring.ended(old, unix):
+        raise KeyRefused(f"key {key_id} has ended: make a new one by `reach keys create`")
+    info = KeyInfo()
+    info.CopyFrom(old.info)
+    _check_hands_out(by, info)
+    if info.HasField("expires_at"):
+        lasts_s = keyring.unix_of(info.expires_at) - keyring.unix_of(info.created_at)
+        info.expires_at.CopyFrom(keyring.stamp(unix + lasts_s))
+    if not overlap_s:
+        old.revoked_at.CopyFrom(keyring.stamp(unix))
+    elif not old.info.HasField("expires_at") or keyring.unix_of(old.info.expires_at) > unix + overlap_s:
+        old.info.expires_at.CopyFrom(keyring.stamp(unix + overlap_s))
+    return _with(_replaced(kept, old, unix), info, new, unix)
+
+
+def visible(records: Iterable[StoredKey], by: Identity | None) -> list[StoredKey]:
+    """Those that somebody has a say about, the eldest first."""
+    return sorted(
+        (record for record in records if _may_see(by, record.info.tenant)),
+        key=lambda record: (keyring.unix_of(record.info.created_at), record.info.key_id),
+    )
+
+
+def signing_text(secret: bytes) -> str:
+    """How the holder of a key has the secret that it signs with."""
+    return f"reach_sign_{urlsafe_b64encode(secret).rstrip(b'=').decode()}"
+
+
+def _with(kept: Kept, info: KeyInfo, new: Minted, unix: float) -> tuple[Kept, Issued]:
+    if any(record.info.key_id == new.key_id for record in kept.records):
+        raise KeyRefused("two keys would have the same id, by chance: try again")
+    info.key_id = new.key_id
+    info.created_at.CopyFrom(keyring.stamp(unix))
+    info.ClearField("last_used_at")
+    info.revoked = False
+    record = StoredKey(info=info, lookup=keyring.lookup(kept.lookup_key, new.key), salt=new.salt, hash=new.hash)
+    if info.signs:
+        record.signing_secret = new.signing_secret
+    issued = Issued(info, new.key, signing_text(new.signing_secret) if info.signs else "")
+    return Kept(kept.lookup_key, (*_remaining(kept, unix), record)), issued
+
+
+def _replaced(kept: Kept, record: StoredKey, unix: float) -> Kept:
+    key_id = record.info.key_id
+    records = tuple(record if each.info.key_id == key_id else each for each in _remaining(kept, unix, key_id))
+    return Kept(kept.lookup_key, records)
+
+
+def _remaining(kept: Kept, unix: float, but: str = "") -> tuple[StoredKey, ...]:
+    gone = frozenset(keyring.forgettable(kept.records, unix)) - {but}
+    return tuple(record for record in kept.records if record.info.key_id not in gone)
+
+
+def _found(kept: Kept, key_id: str, by: Identity | None) -> StoredKey:
+    """A key that somebody has a say about; others' are as unknown as those that never were."""
+    for record in kept.records:
+        if record.info.key_id == key_id and _may_see(by, record.info.tenant):
+            return record
+    what = key_id if keyring.is_key_id(key_id) else "(this is no key id: those have 8 hex digits)"
+    raise KeyRefused(f"there is no key {what}; `reach keys list` shows which there are", codes.NO_ROUTE)
+
+
+def _may_see(by: Identity | None, tenant: str) -> bool:
+    return by is None or by.tenant in (tenant, OWNERS_TENANT)
+
+
+def _check_hands_out(by: Identity | None, info: KeyInfo) -> None:
+    """Raises `KeyRefused` if somebody may not hand out this key."""
+    if by is None:
+        return
+    envs = by.rights.envs if by.rights is not None else frozenset({"*"})
+    beyond = set(info.envs or ("*",)) - envs
+    why = ""
+    if not _may_see(by, info.tenant):
+        why = f"an admin of tenant {by.tenant} makes keys for that tenant only"
+    elif info.scrape and by.tenant != OWNERS_TENANT:
+        why = f"metrics concern all tenants: only admins of tenant {OWNERS_TENANT} may let others read them"
+    elif beyond and "*" not in envs:
+        why = f"principal {by.principal} has rights in {', '.join(sorted(envs))} only, and gives none in others"
+    if why:
+        raise KeyRefused(why, codes.PERMISSION_DENIED)
