@@ -26,7 +26,9 @@ LOOP_KINDS = ("hop_limit", "loop_detected", "would_deadlock")
 DUPLICATE_KINDS = ("joined", "replayed", "conflict", "late", "fenced")
 MOVE_KINDS = ("moved", "handed on", "lost", "kept", "parked", "dropped")
 CALLBACK_KINDS = ("accepted", "published", "unheard")
+AUDIT_KINDS = ("written", "summed up", "lost")
 DEAD_LETTER_KINDS = ("kept", "dropped", "expired", "redriven")
+
 QUOTA_KINDS = (
     "links_max",
     "agents_max",
@@ -38,7 +40,6 @@ QUOTA_KINDS = (
     "silent_streams_max",
 )
 """The limits of principals and tenants, as `quotas` names them."""
-
 TYPES_MAX = 1_000  # of agent types with numbers of their own; each may cost some 80 series
 
 _PLACES = len(BUCKETS_S) + 1
@@ -86,6 +87,7 @@ class Stats:
         "_types",
         "_types_max",
         "_unknown",
+        "audit",
         "callbacks",
         "dead_letters",
         "denied",
@@ -130,6 +132,8 @@ class Stats:
         self.moves = dict.fromkeys(MOVE_KINDS, 0)
         """Sessions that moved, lost their state, stayed where they were, were stored for whoever comes next; and
         checkpoints that there was no room for."""
+        self.audit = dict.fromkeys(AUDIT_KINDS, 0)
+        """Lines of the audit log: written, told of in a sum only, and lost because the file could not be written."""
         self.dead_letters = dict.fromkeys(DEAD_LETTER_KINDS, 0)
         self.quota_refusals = dict.fromkeys(QUOTA_KINDS, 0)
         """What was refused because its principal or tenant is at a limit."""

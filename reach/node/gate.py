@@ -18,7 +18,7 @@ from agentreach.wire.errors import failure
 from reach.core import access, auditing, doors, quotas, revoking
 from reach.core.access import Rights
 from reach.core.doors import Needs, Unshown
-from reach.core.ports import ANYBODY, ASKED_ALONE, ASKED_FOR, OWNERS_TENANT, Identity, MeshFailure
+from reach.core.ports import ANYBODY, ASKED_ALONE, ASKED_FOR, OWNERS_TENANT, Identity, MeshFailure, TurnedAway
 from reach.core.state import State
 from reach.node.config import Config, loopback
 from reach.node.holders import Holders
@@ -135,6 +135,16 @@ class Gatekeeper:
             raise self._refused(method, "its certificate stands for no principal here", logged=who)
         return self._through(method, doors.needs(method), who)
 
+    def turned_away(self, method: str, refused: MeshFailure, address: str) -> None:
+        """See `Doorkeeper.turned_away`."""
+        who = refused.who if isinstance(refused, TurnedAway) else None
+        code = codes.ErrorCode.Name(refused.error.code)
+        about = {"method": method}
+        with self._step() as state:
+            state.effects.append(
+                auditing.line("gate.refused", who, address, about, outcome=code, why=refused.error.message)
+            )
+
     async def may_scrape(self, authorization: Sequence[str]) -> None:
         """Whether whoever shows these headers may read /metrics: raises as `Doorkeeper.admit` if not."""
         access_to = self._config.metrics_access
@@ -206,13 +216,20 @@ class Gatekeeper:
         with self._step() as state:
             state.stats.denied += 1
         self._complain(method, why, tenant=who.tenant, principal=who.principal)
-        return MeshFailure(failure(codes.PERMISSION_DENIED, f"{why}; `reach authz explain` shows who may what"))
+        text = f"{why}; `reach authz explain` shows who may what"
+        return self._told(method, TurnedAway(failure(codes.PERMISSION_DENIED, text), who))
 
     def _refused(self, method: str, why: str, *, logged: str = "") -> MeshFailure:
         with self._step() as state:
             state.stats.strangers += 1
         self._complain(method, logged or why)
-        return MeshFailure(failure(codes.UNAUTHENTICATED, why))
+        return self._told(method, TurnedAway(failure(codes.UNAUTHENTICATED, why)))
+
+    def _told(self, method: str, refused: TurnedAway) -> TurnedAway:
+        """Whoever refuses a call says where it came from; of a scrape nobody does."""
+        if method == _METRICS:
+            self.turned_away(method, refused, "")
+        return refused
 
     def _changed(self, ended: frozenset[str]) -> None:
         principals: dict[tuple[str, str], Rights] = {}
@@ -221,6 +238,9 @@ class Gatekeeper:
                 principals |= known.principals()
         with self._step() as state:
             state.principals = principals
+            for key_id in sorted(ended):
+                about = {"key_id": key_id}
+                state.effects.append(auditing.line("key.ended", None, "", about, why=revoking.WHY))
             if ended:
                 revoking.revoked(state, ended)
         self._holders.wake(ended)
