@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from agentreach.wire import limits
+from agentreach.wire import limits, redaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,5 +79,6 @@ class Rules:
     quotas: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """What is otherwise for one tenant, by its name and the setting's."""
     publish_timeout_s: float = 2.0
+    redact: str = ", ".join(redaction.NAMES)
     aliases: Mapping[str, str] = field(default_factory=dict)
     policies: Mapping[str, str] = field(default_factory=dict)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from agentreach.policy.wheel import TimerWheel
 from agentreach.wire.outbox import Shared
+from agentreach.wire.redaction import Redaction, names_of
 from reach.core import quotas
 from reach.core.breaker import Breaker
 from reach.core.brought import Parked, Returning
@@ -123,6 +124,8 @@ class State:
         self.replay = _replay(rules, self.unix_offset)
         self.callbacks = CallbackBook(age_s=rules.replay_s, entries_max=rules.replay_entries_max)
         self.dead_letters = _dead_letters(rules, self.stats)
+        self.redaction = Redaction(names_of(rules.redact))
+        """What no text that leaves the node may hold."""
         self.origins: dict[tuple[str, str, str], tuple[bytes, bytes]] = {}
         """By (tenant, principal, env): what `writing` puts into every delivery of theirs."""
         self.wheel: TimerWheel[Request] = TimerWheel()

@@ -21,9 +21,12 @@ from agentreach.aio.clock import boot_time
 from agentreach.aio.grpc_transport import LINK_PATH, GrpcTransport
 from agentreach.v1.admin_pb2 import NodeRecord
 from agentreach.v1.peer_pb2 import LineageSecrets
+from agentreach.wire.redaction import STANDARD
+from reach.adapters.audit_file import AuditFile, AuditFileUnavailable
 from reach.adapters.binding import PortTaken
 from reach.adapters.certificates import CertificateUnusable
 from reach.adapters.grpc_server.encrypting import server_credentials
+from reach.adapters.grpc_server.gating import caller_address
 from reach.adapters.grpc_server.server import GrpcServer
 from reach.adapters.http_server import HttpServer
 from reach.adapters.metrics import make_registry, render
@@ -34,6 +37,7 @@ from reach.core.rules import Rules
 from reach.core.snapshots import SnapshotsUnavailable
 from reach.core.state import State
 from reach.core.store import Store, StoreUnavailable
+from reach.node.auditing import Auditor
 from reach.node.config import Config
 from reach.node.encryption import Encryption
 from reach.node.engine import Engine
@@ -100,14 +104,20 @@ def make_engine(config: Config, unix: float, incarnation: bytes = b"", lineage: 
 async def running(config: Config) -> AsyncIterator[Node]:
     """A node that serves while the context is open; leaving it drains and stops it.
 
-    Raises `PortTaken`, `NameTaken`, `CertificateUnusable`, `KeysUnusable`, or `StoreUnavailable` if the registry
-    cannot be used at start, within about 5 s.
+    Raises `AuditFileUnavailable`, `PortTaken`, `NameTaken`, `CertificateUnusable`, `KeysUnusable`, or
+    `StoreUnavailable` if the registry cannot be used at start, within about 5 s.
     """
+    lines = AuditFile(config.audit_log, boot_time) if config.audit_log else None
     encryption = Encryption(config) if config.tls_cert else None
     store = await make_store(config)
     record = _node_record(config)
     lineage = await lineage_secrets(store)
     engine = make_engine(config, time.time(), record.incarnation, lineage)
+    audit = Auditor(
+        config.node_id, lines, engine.state.stats, engine.state.redaction, unix=time.time, caller=caller_address
+    )
+    engine.audit, engine.reopen_audit = audit, audit.reopen
+    audit.note("node.started", version=VERSION)
     dial = encryption.dial if encryption is not None else None
     parts = Parts(engine, config, store, record, GrpcTransport(dial, path=LINK_PATH))
     secret = b""
@@ -154,6 +164,8 @@ async def running(config: Config) -> AsyncIterator[Node]:
         await store.close()
         await parts.close()
         await engine.close()
+        audit.note("node.stopped")
+        audit.close()
 
 
 async def _keys(config: Config, store: Store) -> ApiKeys | None:
@@ -238,13 +250,13 @@ async def run_node(config: Config) -> int:
         loop.add_signal_handler(number, asked_to_stop)
     try:
         return await _serve(config, stop)
-    except (PortTaken, NameTaken, CertificateUnusable, KeysUnusable) as error:
+    except (AuditFileUnavailable, PortTaken, NameTaken, CertificateUnusable, KeysUnusable) as error:
         why = str(error)
     except SnapshotsUnavailable as error:
         why = f"conversations' states cannot be kept: {error}"
     except StoreUnavailable as error:
         why = f"the registry {config.registry} cannot be used: {error}"
-    print(f"reach: {why}", file=sys.stderr)  # noqa: T201 - one line for people, before or without a log
+    print(f"reach: {STANDARD.text(why)}", file=sys.stderr)  # noqa: T201 - one line for people, before or without a log
     return 2
 
 
@@ -256,6 +268,8 @@ async def _serve(config: Config, stop: asyncio.Event) -> int:
             await asyncio.wait([start])
             return 0
         node = start.result()
+        if config.audit_log:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, node.engine.reopen_audit)
         if insecure(config):
             log.warning(
                 "insecure: whoever reaches this node may do anything",

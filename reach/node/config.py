@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 from agentreach.v1.envelope_pb2 import RoutingPolicy
+from agentreach.wire.redaction import STANDARD, names_of
 from reach.node import quota_table
 from reach.node.principals import named
 from reach.node.settings import Config, Setting, Table, settings
@@ -40,11 +41,16 @@ _WORDS = {
     "metrics_access": ("auto", "open", "closed"),
     "snapshots": ("auto", "memory", "directory", "etcd"),
 }
+_REDACTED = re.compile(r"[A-Za-z0-9._-]{3,64}")  # a shorter name would be the ending of everything
+REDACTED_NAMES_MAX = 100
 _YES, _NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 class ConfigError(Exception):
-    """The configuration cannot be used; the text is one line for the person who wrote it."""
+    """The configuration cannot be used; the text is one line for the person who wrote it, without their secrets."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(STANDARD.text(text))
 
 
 def describe() -> list[Setting]:
@@ -198,6 +204,7 @@ def _check_together(config: Config) -> None:
     _check_registry(config)
     _check_access(config)
     _check_snapshots(config)
+    _check_redact(config)
     try:
         quota_table.check(config.quotas)
     except ValueError as error:
@@ -352,6 +359,15 @@ def _check_principals(config: Config) -> None:
         raise ConfigError(
             "auth is mtls and principals is empty: nobody could get in; say in a configuration file whom certificates "
             "stand for, as docs/howto/tls.md shows"
+        )
+
+
+def _check_redact(config: Config) -> None:
+    names = names_of(config.redact)
+    if not names or len(names) > REDACTED_NAMES_MAX or not all(map(_REDACTED.fullmatch, names)):
+        raise ConfigError(
+            f"redact is {config.redact!r}; allowed: 1 to {REDACTED_NAMES_MAX} names, with commas, each of 3 to 64 "
+            "letters, digits, '.', '_', '-'"
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Coroutine, Iterator
 
 import structlog
 
@@ -49,6 +49,7 @@ from reach.node.session_work import SessionWork
 from reach.node.steering import Steering
 from reach.node.standstill import Standstill
 from reach.node.streams import Carrier, Stream
+from reach.node.telling import tell
 
 log = structlog.get_logger("reach")
 
@@ -166,8 +167,8 @@ class Engine(Steering):
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
-            case LogLine(level, event, trace_id, fields):
-                _log_line(level, event, trace_id, fields)
+            case LogLine():
+                tell(effect)
             case AuditLine():
                 self.audit(effect)
             case EndStream(peer):
@@ -372,14 +373,6 @@ class Engine(Steering):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-def _log_line(level: str, event: str, trace_id: str, fields: dict[str, object]) -> None:
-    write: Callable[..., object] = getattr(log, level)
-    if trace_id:
-        write(event, trace_id=trace_id, **fields)
-    else:
-        write(event, **fields)
 
 
 def _bound(envelope: Envelope, deadline_s: float | None) -> None:

@@ -47,6 +47,8 @@ class Queries:
         self.introduce: Introduce = nothing_to_show
         self.audit: Callable[[AuditLine], None] = not_audited
         """Where lines of the audit log go."""
+        self.reopen_audit: Callable[[], None] = lambda: None
+        """The audit log's file was rotated."""
         self.starting = False
         """True until the registry knows this node."""
         self.node = admin.NodeRecord(node_id=state.rules.node_id)

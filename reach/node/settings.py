@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
+from agentreach.wire.redaction import NAMES as REDACTED_NAMES
 from reach.node.setting import Setting, Table, number, pairs, quota, setting_of, switch, tables, text
 
 __all__ = ["Config", "Setting", "Table", "settings"]
@@ -96,6 +97,17 @@ class Config:
     # What is logged
     log_level: str = text("info", "debug, info, warning or error. Payloads are logged at none of them.")
     log_format: str = text("auto", "console, json, or auto: console on a terminal, json elsewhere.")
+
+    redact: str = text(
+        ", ".join(REDACTED_NAMES),
+        "Names of fields whose values are shown nowhere: not in logs, traces, errors, dead letters or the audit log. A "
+        "name stands for all that end with it; the list given here takes the place of this one.",
+    )
+    audit_log: str = text(
+        "",
+        "File to which it is added who did what, as JSON lines; opened again when it was rotated, and on SIGHUP. "
+        "Empty: into the node's log, under the logger reach.audit.",
+    )
 
     # Agents and their health
     lease_ttl_s: float = number(
