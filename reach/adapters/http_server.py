@@ -33,8 +33,9 @@ class HttpServer:
 
         With `tls` None it serves in the clear.
         """
-        self.may_scrape: Callable[[Sequence[str]], Awaitable[None]] | None = None
-        """Raises `MeshFailure` for who may not read /metrics, by its Authorization headers; None: anybody may."""
+        self.may_scrape: Callable[[Sequence[str], bytes], Awaitable[None]] | None = None
+        """Raises `MeshFailure` for who may not read /metrics, by its Authorization headers and its certificate (PEM,
+        empty if it shows none); None: anybody may."""
         self._listen = listen
         self._address = listen
         self._metrics = metrics
@@ -77,7 +78,7 @@ class HttpServer:
     async def _serve_metrics(self, request: web.Request) -> web.Response:
         if self.may_scrape is not None:
             try:
-                await self.may_scrape(request.headers.getall("Authorization", ()))
+                await self.may_scrape(request.headers.getall("Authorization", ()), _certificate(request))
             except MeshFailure as refused:
                 return _refusal(refused)
         body, content_type = self._metrics()
@@ -92,6 +93,13 @@ class HttpServer:
 
     async def _serve_nothing(self, request: web.Request) -> web.Response:
         return web.Response(status=404, text=_PAGES)
+
+
+def _certificate(request: web.Request) -> bytes:
+    """What the client has shown, and the handshake has verified."""
+    connection = request.get_extra_info("ssl_object")
+    shown: bytes | None = connection.getpeercert(binary_form=True) if connection is not None else None
+    return ssl.DER_cert_to_PEM_cert(shown).encode() if shown else b""
 
 
 def _refusal(refused: MeshFailure) -> web.Response:

@@ -128,12 +128,15 @@ class Gatekeeper:
 
     def certified(self, method: str, certificate: Mapping[str, Iterable[bytes]]) -> Identity:
         """See `Doorkeeper.certified`."""
-        who = (
-            self._certificates.identify(certificate) if self._certificates is not None else "no certificate counts here"
-        )
+        return self._through(method, doors.needs(method), self._certified(method, certificate))
+
+    def _certified(self, method: str, certificate: Mapping[str, Iterable[bytes]]) -> Identity:
+        who: Identity | str = "no certificate counts here"
+        if self._certificates is not None:
+            who = self._certificates.identify(certificate)
         if isinstance(who, str):
             raise self._refused(method, "its certificate stands for no principal here", logged=who)
-        return self._through(method, doors.needs(method), who)
+        return who
 
     def turned_away(self, method: str, refused: MeshFailure, address: str) -> None:
         """See `Doorkeeper.turned_away`."""
@@ -145,11 +148,28 @@ class Gatekeeper:
                 auditing.line("gate.refused", who, address, about, outcome=code, why=refused.error.message)
             )
 
-    async def may_scrape(self, authorization: Sequence[str]) -> None:
-        """Whether whoever shows these headers may read /metrics: raises as `Doorkeeper.admit` if not."""
+    async def may_scrape(self, authorization: Sequence[str], certificate: bytes) -> None:
+        """Whether whoever shows these headers, or this certificate (PEM), may read /metrics.
+
+        Raises as `Doorkeeper.admit` if not.
+        """
         access_to = self._config.metrics_access
         if access_to == "open" or (access_to == "auto" and self._config.auth == "none"):
             return
+        who = self._by_certificate(certificate) if self._keys is None else await self._by_key(authorization)
+        decision = access.may_scrape(who.rights, who=f"principal {who.principal}")
+        if not decision.allowed:
+            raise self._denied(_METRICS, who, decision.why)
+
+    def _by_certificate(self, pem: bytes) -> Identity:
+        if not pem:
+            raise self._refused(
+                _METRICS,
+                "no certificate: https carries one, http (on loopback) does not; metrics_access = open needs none",
+            )
+        return self._certified(_METRICS, {"x509_pem_cert": [pem]})
+
+    async def _by_key(self, authorization: Sequence[str]) -> Identity:
         try:
             scheme, text = doors.shown([(doors.AUTHORIZATION, value) for value in authorization])
         except Unshown as wrong:
@@ -159,9 +179,7 @@ class Gatekeeper:
             who = self._keys.known(text) or await self._keys.verified(text)
         if who is None:
             raise self._refused(_METRICS, _NOT_VALID)
-        decision = access.may_scrape(who.rights, who=f"principal {who.principal}")
-        if not decision.allowed:
-            raise self._denied(_METRICS, who, decision.why)
+        return who
 
     def _node(self, text: str, metadata: Sequence[tuple[str, str | bytes]]) -> Identity | None:
         """Another node: as itself, or for the admin who asked it."""

@@ -6,7 +6,6 @@ One channel a stream: a channel that failed keeps its own back-off, which would 
 from __future__ import annotations
 
 import asyncio
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,7 +29,6 @@ class GrpcTransport:
         """`tls` is asked at each dial and may raise `TlsFileError`; `path` is the method that opens a stream."""
         self._path = path
         self._credentials = Credentials(tls) if tls is not None else None
-        self._open: weakref.WeakSet[GrpcStream] = weakref.WeakSet()
 
     async def open(self, address: str, metadata: Sequence[tuple[str, str]]) -> GrpcStream:
         """Open a stream; the node's initial metadata says that it is admitted."""
@@ -49,9 +47,7 @@ class GrpcTransport:
             call: Any = channel.stream_stream(self._path)(metadata=tuple(metadata))
             await _admission(call)
             admitted = True
-            stream = GrpcStream(channel, call, tls)
-            self._open.add(stream)
-            return stream
+            return GrpcStream(channel, call)
         except (ValueError, TypeError) as wrong:  # header values that gRPC does not take
             raise Refused("INVALID_ARGUMENT", str(wrong), True) from wrong
         except Refused as refused:
@@ -61,18 +57,6 @@ class GrpcTransport:
         finally:
             if not admitted:
                 await channel.close()
-
-    def trust_anew(self) -> None:
-        """Other certificates are trusted now: end the streams that were opened when others were.
-
-        Who still is trusted is let in again by the next dial.
-        """
-        if self._credentials is None:
-            return
-        _, now = self._credentials.current()
-        for stream in list(self._open):
-            if stream.tls is not None and stream.tls.ca != now.ca:
-                stream.cancel()
 
 
 async def _admission(call: Any) -> None:
@@ -116,9 +100,7 @@ class _Over:
 class GrpcStream:
     """One Connect call."""
 
-    def __init__(self, channel: grpc.aio.Channel, call: Any, tls: Tls | None = None) -> None:
-        self.tls = tls
-        """By what it was opened; None: in the clear."""
+    def __init__(self, channel: grpc.aio.Channel, call: Any) -> None:
         self._channel: grpc.aio.Channel | None = channel
         self._call = call
         self._why = ""
