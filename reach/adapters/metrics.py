@@ -171,6 +171,13 @@ METRICS: tuple[Metric, ...] = (
         (),
         "Times that new certificate files could not be used (the log says why); the former certificate went on.",
     ),
+    Metric("reach_keys", "gauge", (), "API keys that hold now; 0 where auth is not keys."),
+    Metric(
+        "reach_keys_stale",
+        "gauge",
+        (),
+        "1 while the API keys cannot be read (the log says why); those that were known go on. Else 0.",
+    ),
     Metric("reach_build_info", "info", ("python", "version"), "Version of Agent-Reach and of Python; always 1."),
 )
 
@@ -199,6 +206,8 @@ class Gauges:
     certificate_expires_at: float = 0.0
     """Unix time; 0 without TLS."""
     tls_reloads_failed: int = 0
+    keys: int = 0
+    keys_stale: bool = False
 
 
 class Source(Protocol):
@@ -326,6 +335,8 @@ def _tables(gauges: Gauges) -> Iterator[Family]:
     yield _gauge("reach_insecure", int(gauges.insecure))
     yield _gauge("reach_tls_certificate_expiry_timestamp_seconds", gauges.certificate_expires_at)
     yield _counter("reach_tls_reloads_failed_total", gauges.tls_reloads_failed)
+    yield _gauge("reach_keys", gauges.keys)
+    yield _gauge("reach_keys_stale", int(gauges.keys_stale))
     nodes = _gauge("reach_nodes")
     nodes.add_metric(["linked"], gauges.nodes_linked)
     nodes.add_metric(["not_linked"], gauges.nodes_not_linked)

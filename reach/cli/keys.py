@@ -44,7 +44,7 @@ _RIGHTS = (
     click.option("--env", "envs", multiple=True, metavar="ENV",
                  help="What it allows holds in this environment only; may be repeated.  [default: all]"),
     click.option("--may-register", multiple=True, metavar="PATTERN",
-                 help="It may attach agents of these types: TYPE, TYPE/INSTANCE or cap:CAPABILITY, with * for any text; "
+                 help="It may attach agents of these types: TYPE, TYPE/INSTANCE or cap:CAPABILITY, * for any text; "
                  "may be repeated."),
     click.option("--may-call", multiple=True, metavar="PATTERN", help="It may send to these; may be repeated."),
     click.option("--may-publish", multiple=True, metavar="TOPIC",

@@ -189,7 +189,7 @@ def _doors(
     """Both servers, not started, with what guards them. `secret` is that of all nodes of the mesh."""
     credentials = server_credentials(encryption.dial, ask_clients=encryption.asks_clients) if encryption else None
     server = GrpcServer(engine, listen=config.listen, credentials=credentials)
-    metrics = make_registry(NodeGauges(engine, insecure=insecure(config), encryption=encryption), VERSION)
+    metrics = make_registry(NodeGauges(engine, insecure=insecure(config), encryption=encryption, keys=keys), VERSION)
     http = HttpServer(
         listen=config.http,
         metrics=lambda: render(metrics),

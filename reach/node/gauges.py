@@ -11,6 +11,7 @@ from reach.core.requests import Attachment
 from reach.core.stats import Stats
 from reach.node.encryption import Encryption
 from reach.node.engine import Engine
+from reach.node.keys import ApiKeys
 
 STATUS_NAMES = {int(number): name for name, number in AgentStatus.items()}
 
@@ -18,8 +19,16 @@ STATUS_NAMES = {int(number): name for name, number in AgentStatus.items()}
 class NodeGauges:
     """What metrics ask the node."""
 
-    def __init__(self, engine: Engine, *, insecure: bool = False, encryption: Encryption | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        insecure: bool = False,
+        encryption: Encryption | None = None,
+        keys: ApiKeys | None = None,
+    ) -> None:
         self._engine = engine
+        self._keys = keys
         self._insecure = insecure
         self._encryption = encryption
 
@@ -53,6 +62,8 @@ class NodeGauges:
             insecure=self._insecure,
             certificate_expires_at=self._encryption.expires_at if self._encryption is not None else 0.0,
             tls_reloads_failed=self._encryption.reloads_failed if self._encryption is not None else 0,
+            keys=self._keys.usable if self._keys is not None else 0,
+            keys_stale=self._keys is not None and self._keys.stale,
             nodes_linked=linked,
             nodes_not_linked=sum(bool(node.address) for node in state.nodes.values() if not node.connected),
         )

@@ -69,7 +69,7 @@ class ApiKeys:
         self._slots = asyncio.Semaphore(_AT_A_TIME)
         self._told: Callable[[frozenset[str]], None] = lambda ended: None
         self._used: dict[str, float] = {}
-        self.faulty = False
+        self.stale = False
         """The store cannot be read: what was known goes on."""
 
     # ---- whose key it is ----
@@ -131,9 +131,9 @@ class ApiKeys:
         async with contextlib.aclosing(self.store.follow()) as states:
             async for state in states:
                 if isinstance(state, KeysUnusable):
-                    if not self.faulty:
+                    if not self.stale:
                         log.error("the keys cannot be read; those that are known go on", why=str(state))
-                    self.faulty = True
+                    self.stale = True
                 else:
                     self._take(state)
 
@@ -143,14 +143,19 @@ class ApiKeys:
         if kept is not None:
             self._take(kept)
 
+    @property
+    def usable(self) -> int:
+        """How many hold."""
+        return self._ring.usable
+
     def holding(self) -> dict[str, StoredKey]:
         """By key_id, the records of those that hold."""
         return self._ring.holding(self._unix())
 
     def _take(self, kept: Kept) -> None:
-        if self.faulty:
+        if self.stale:
             log.info("the keys can be read again")
-        self.faulty = False
+        self.stale = False
         self._changed(*self._ring.take(kept, self._unix()))
 
     async def _look(self) -> None:
