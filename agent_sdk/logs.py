@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 
 from agent_sdk.current import current_work
+from agentreach.wire.redaction import STANDARD
 
 
 def current_trace_id() -> str:
@@ -34,6 +35,14 @@ class TraceFilter(logging.Filter):
         return True
 
 
+class _Redacted(logging.Formatter):
+    """Lines, tracebacks too, without what has the shape of a secret: a handler's exception may quote one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        return STANDARD.text(super().format(record))
+
+
 def configure_if_nobody_has(level: int = logging.INFO) -> None:
     """Log to stderr, trace first, unless the application has set up logging."""
     root = logging.getLogger()
@@ -41,6 +50,6 @@ def configure_if_nobody_has(level: int = logging.INFO) -> None:
         return
     handler = logging.StreamHandler()
     handler.addFilter(TraceFilter())
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(trace_id)s %(name)s %(message)s"))
+    handler.setFormatter(_Redacted("%(asctime)s %(levelname)s %(trace_id)s %(name)s %(message)s"))
     root.addHandler(handler)
     root.setLevel(level)

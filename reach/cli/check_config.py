@@ -24,6 +24,7 @@ def check_config(file: Path | None, json_wanted: bool, **flags: Any) -> None:
       REACH_LANE_MAX=50 reach check-config --json
     """
     config = load_or_end(file, flags)
+    from agentreach.wire.redaction import STANDARD
     from reach.node.config import describe
 
     shown: dict[str, Any] = {}
@@ -31,6 +32,8 @@ def check_config(file: Path | None, json_wanted: bool, **flags: Any) -> None:
         value = getattr(config, setting.name)
         if setting.secret and value:
             value = "(secret)"
+        if isinstance(value, str):
+            value = STANDARD.text(value)
         shown[setting.name] = dict(value) if isinstance(setting.default, dict) else value
     if json_wanted:
         print_json(shown)

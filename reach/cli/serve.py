@@ -28,11 +28,12 @@ def serve(file: Path | None, **flags: Any) -> None:
       reach serve --registry etcd://127.0.0.1:2379 --config reach.toml
     """
     config = load_or_end(file, flags)
+    from agentreach.wire.redaction import Redaction, names_of
     from reach.adapters import logs
     from reach.adapters.binding import PortTaken
     from reach.node.app import run_node
 
-    logs.configure(config.log_level, config.log_format)
+    logs.configure(config.log_level, config.log_format, redaction=Redaction(names_of(config.redact)))
     try:
         code = loop.run(run_node(config))
     except PortTaken as error:

@@ -19,6 +19,7 @@ from agentreach.wire.names import normalise_env
 from reach.core import actors, auditing, callbacks, credit, deadlines, once, outcomes, quotas, route, settle, waiters
 from reach.core.lineage import Forged, expired
 from reach.core.profiles import whole_timeout_ms
+from reach.core.redacting import redact
 from reach.core.replay import Conflict, Elsewhere, Stored, TooOld
 from reach.core.requests import MessageKey, Port, Request, Stage, Waiter
 from reach.core.trace import Traced
@@ -206,6 +207,7 @@ def open_request(
 
 def refuse(state: State, port: Port, envelope: Envelope, source: str, error: Error) -> None:
     """Answer a request that gets no entry: bad, late, or not for now."""
+    redact(state, error)
     if not envelope.trace_id:
         envelope.trace_id = ids.trace_id(state.rng.getrandbits(128))
     message_id = envelope.message_id[:ECHOED_CHARS_MAX]

@@ -19,6 +19,7 @@ from agentreach.wire.checks import payload_size
 from agentreach.wire.errors import code_name
 from reach.core.dead_letter_book import Letter
 from reach.core.profiles import whole_timeout_ms
+from reach.core.redacting import redact
 
 if TYPE_CHECKING:
     from reach.core.requests import Request
@@ -47,6 +48,7 @@ def bury(state: State, request: Request, error: Error, data: bytes = b"") -> Non
     envelope.timeout_ms = _whole_ms(request, envelope.profile)
     told = Error()
     told.CopyFrom(error)
+    redact(state, told)
     told.attempts = max(told.attempts, request.attempt)
     letter = Letter(
         request.key,

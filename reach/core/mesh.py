@@ -268,7 +268,7 @@ def progress(state: State, peer: Peer, signal: Signal) -> None:
         request.note("started", state.now)
     if said.text or said.HasField("percent"):
         percent = f"{said.percent:g} % " if said.HasField("percent") else ""
-        request.note("progress", state.now, f"{percent}{clean(said.text, 200)}")
+        request.note("progress", state.now, f"{percent}{clean(state.redaction.text(said.text), 200)}")
     _reset_idle(state, request)
     if request.visitor is not None:
         visiting.progressed(state, request, said)

@@ -18,6 +18,7 @@ from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.error_pb2 import Error
 from agentreach.wire.errors import code_name, failure
 from agentreach.wire.names import normalise_env, topic_fault
+from agentreach.wire.redaction import Redaction
 from reach.core import admit
 from reach.core.callbacks import Callback
 from reach.core.dead_letter_book import Letter
@@ -53,6 +54,7 @@ def _shown(state: State, letter: Letter) -> admin.DeadLetter:
         envelope.payload.ClearField(name)
     envelope.ClearField("headers")
     envelope.ClearField("signature")
+    _redact(state.redaction, envelope)
     envelope.tenant, envelope.principal, envelope.env, envelope.source = tenant, principal, env, letter.source
     return admin.DeadLetter(
         message_id=message_id,
@@ -67,6 +69,18 @@ def _shown(state: State, letter: Letter) -> admin.DeadLetter:
         expires_at=_stamp(letter.unix + state.dead_letters.age_s),
         node_id=state.rules.node_id,
     )
+
+
+def _redact(redaction: Redaction, envelope: Envelope) -> None:
+    """What the sender chose besides the payload may hold a secret too. The message_id names the letter, and stays."""
+    for name in ("session_id", "dedup_key", "correlation_id"):
+        if getattr(envelope, name):
+            setattr(envelope, name, redaction.text(getattr(envelope, name)))
+    target = envelope.target
+    if target.hash_key:
+        target.hash_key = redaction.text(target.hash_key)
+    for name, value in list(target.labels.items()):
+        target.labels[name] = redaction.field(name, value)
 
 
 def _stamp(unix: float) -> Timestamp:

@@ -28,6 +28,7 @@ from reach.core import (
     waiting,
 )
 from reach.core.quotas import STREAMS
+from reach.core.redacting import redact
 from reach.core.requests import Attachment, Request, Stage
 from reach.core.trace import Journey, Traced, put_journey
 
@@ -62,6 +63,7 @@ def give_up(state: State, request: Request, error: Error) -> None:
 
 def answer_error(state: State, request: Request, error: Error, *, by_agent: bool = False) -> None:
     """Give an error to all who wait; what the request holds is still held."""
+    redact(state, error)
     if request.visitor is not None and not by_agent:
         request.verdict = visiting.verdict_of(request, error)
     error.attempts = max(error.attempts, request.attempt)

@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError, Message
 
 from agentreach.v1.error_pb2 import CANCELLED, INTERNAL, INVALID_ENVELOPE
 from agentreach.wire import errors
+from agentreach.wire.redaction import Redaction
 from reach.core.ports import MeshFailure
 
 _log = logging.getLogger(__name__)
@@ -31,12 +32,14 @@ _DETAILS_KEY = "grpc-status-details-bin"
 ended_as: ContextVar[str] = ContextVar("ended_as", default="")
 """How the call that this task handles ended: the name of its ErrorCode."""
 
+_SHAPES = Redaction(())  # what goes by a name that means a secret is withheld where the names are known: in the core
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 async def end_with(context: Context, failure: MeshFailure) -> NoReturn:
     """End the RPC with the failure's status: gRPC code, text from the code's name to the trace_id, and details."""
     status = errors.to_status(failure.error, failure.trace_id, failure.items)
+    failure.error.message = _SHAPES.text(failure.error.message)
     ended_as.set(errors.code_name(failure.error.code))
     trailers = ((_DETAILS_KEY, status.SerializeToString()),)
     await context.abort(_CODES[status.code], status.message, trailers)
