@@ -43,6 +43,8 @@ def admit(
     """Take in one REQUEST that came by `port`; `spent_ms` of its time has passed since it was stamped."""
     parent: Lineage | None = None
     came_by = peer
+    if envelope.tenant != who.tenant:
+        envelope.tenant = who.tenant
     lineage = envelope.lineage
     message_id = envelope.message_id
     node_made_id = not message_id
@@ -213,7 +215,9 @@ def refuse(state: State, port: Port, envelope: Envelope, source: str, error: Err
     message_id = envelope.message_id[:ECHOED_CHARS_MAX]
     trace_id = envelope.trace_id[: limits.TRACE_ID_CHARS_MAX]
     code = codes.ErrorCode.Name(error.code)
-    traced = Traced(message_id[: limits.MESSAGE_ID_CHARS_MAX], "", trace_id, source, state.now, state.unix)
+    traced = Traced(
+        message_id[: limits.MESSAGE_ID_CHARS_MAX], "", trace_id, source, state.now, state.unix, envelope.tenant
+    )
     traced.stages += (("received", state.now, 0, ""), ("failed", state.now, 0, code))
     traced.outcome = code
     state.traces.keep(traced, state.now)

@@ -143,13 +143,19 @@ def told(state: State, peer: object, found: Found) -> None:
         return
     asking.waiting.discard(peer)
     for item in found.items:
-        if item.state == Found.NO:
+        if item.state == Found.NO or not may_speak_for(state, peer, item.key.tenant, item.key.env, item.agent_id):
             continue
         for known in asking.answer.items:
             if known.key == item.key and known.state == Found.NO:
                 known.CopyFrom(item)
     if not asking.waiting or all(item.state != Found.NO for item in asking.answer.items):
         _over(state, asking)
+
+
+def may_speak_for(state: State, peer: Peer, tenant: str, env: str, agent_id: str) -> bool:
+    """Whether a process may say what this agent has: not of one that is another principal's."""
+    agent = state.directory.get(tenant, env, agent_id)
+    return agent is None or (agent.tenant, agent.principal) == (peer.who.tenant, peer.who.principal)
 
 
 def on_timer(state: State, asking: Asking) -> None:

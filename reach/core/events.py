@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from reach.core.state import State
 
 SUBSCRIBE_RETRY_AFTER_MS = 5_000
+_NOT_ITS_PUBLISHERS = ("entry", "attempt", "epoch", "session_event", "actors")  # nodes write these
 COUNTS = ("matched", "accepted", "dropped", "unknown")
 
 
@@ -58,6 +59,7 @@ def publish(
     """Send one EVENT on; its counts come back on `port` as a RESPONSE with the payload {"matched": …}."""
     if not envelope.message_id:
         envelope.message_id = admit.new_id(state)
+    envelope.tenant, envelope.principal = who.tenant, who.principal
     source = admit.stamp_source(state, who, envelope, peer, caller_id)
     fault = (
         (quotas.request_fault(state, who, envelope) if state.quotas is not None else None)
@@ -79,9 +81,8 @@ def publish(
     wait_s = envelope.timeout_ms / 1000 or state.rules.publish_timeout_s
     publishing = Publishing(port, envelope, state.now + wait_s - spent_ms / 1000)
     envelope.type = pb.EVENT
-    envelope.tenant, envelope.principal = who.tenant, who.principal
-    envelope.ClearField("entry")
-    envelope.ClearField("actors")
+    for name in _NOT_ITS_PUBLISHERS:
+        envelope.ClearField(name)
     envelope.actors.extend(actors.behind(parent, who.principal))
     env = normalise_env(envelope.env)
     spread(state, publishing, list(_receivers(state, envelope, who, env)), envelope, parent)

@@ -96,7 +96,8 @@ def _new_peer(state: State, who: Identity, message: pb.Hello) -> Peer:
     link_id = f"{state.rng.getrandbits(64):016x}"
     token = state.secrets.getrandbits(_RANDOM_BITS).to_bytes(16, "big")
     peer = Peer(state, link_id, token, who)
-    name = message.name if is_name(message.name) else who.principal
+    # Who is known is called by that name: it could call itself by another's.
+    name = message.name if who.rights is None and is_name(message.name) else who.principal
     peer.caller_id = f"caller/{name}-{link_id[:8]}"
     peer.env = normalise_env(message.env)
     # Hand-written processes may leave it out; they must not all be taken for one and the same.

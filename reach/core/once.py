@@ -20,6 +20,7 @@ from agentreach.wire.names import normalise_env
 from reach.core import admit, claims, credit, nodes, order, outcomes, returning, route, settle, vanished, writing
 from reach.core.agents import UNREACHABLE, Agent
 from reach.core.claims import Inquiry
+from reach.core.peers import Peer
 from reach.core.ports import Identity
 from reach.core.requests import Attachment, Request, Stage
 from reach.core.visiting import NodePort
@@ -260,6 +261,10 @@ def _to_who_has_it(state: State, inquiry: Inquiry, peer: object, item: Found.Ite
         if _end(state, inquiry):
             relay(state, request, Envelope.FromString(request.data), peer)
         return True
+    if isinstance(peer, Peer) and not isinstance(peer, nodes.NodePeer):
+        tenant, _, env, _ = request.key
+        if not claims.may_speak_for(state, peer, tenant, env, item.agent_id):
+            return False
     attachment = route.incarnation(state, request.key, item.agent_id, item.incarnation)
     if attachment is None:
         inquiry.missing.append(item.agent_id)  # it has it, and cannot be reached yet

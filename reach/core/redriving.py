@@ -20,6 +20,7 @@ from agentreach.wire.errors import code_name, failure
 from agentreach.wire.names import normalise_env, topic_fault
 from agentreach.wire.redaction import Redaction
 from reach.core import admit
+from reach.core.access import NO_RIGHTS
 from reach.core.callbacks import Callback
 from reach.core.dead_letter_book import Letter
 from reach.core.ports import Identity
@@ -114,8 +115,9 @@ class _Answer:
 def redrive(state: State, who: Identity, asked: admin.RedriveDeadLetterRequest) -> Redriven | Error:
     """Send a letter's request once more, as its sender's, under a new message_id.
 
-    Its outcome goes to its reply_topic (or the one asked for), into the trace, and to its principal if that sends the
-    new message_id. A request that is refused at the door leaves the letter as it was.
+    It needs the rights that its principal has now. Its outcome goes to its reply_topic (or the one asked for), into the
+    trace, and to its principal if that sends the new message_id. What is refused at the door leaves its letter as it
+    was.
     """
     letter = _the_one(state, who, asked)
     if isinstance(letter, Error):
@@ -135,7 +137,8 @@ def redrive(state: State, who: Identity, asked: admin.RedriveDeadLetterRequest) 
     envelope.env = env
     envelope.source, envelope.trace_id = letter.source, letter.trace_id
     envelope.reply_topic = asked.reply_topic or envelope.reply_topic
-    answer, owner = _Answer(), Identity(tenant, principal)
+    rights = state.principals.get((tenant, principal), NO_RIGHTS) if who.rights is not None else None
+    answer, owner = _Answer(), Identity(tenant, principal, rights)
     # Without a topic it needs no less to outlive this call, so it waits as a callback that is published nowhere.
     port = answer if envelope.reply_topic else Callback(state, answer, owner, envelope, "")
     admit.admit(state, port, owner, envelope, 0, None, letter.source)
