@@ -219,19 +219,32 @@ class Source(Protocol):
     def gauges(self) -> Gauges: ...
 
 
-def make_registry(source: Source, version: str) -> CollectorRegistry:
+class NodeRegistry(CollectorRegistry):
+    """A registry with the node's metrics."""
+
+    def __init__(self, source: Source, version: str) -> None:
+        super().__init__(auto_describe=False)
+        self.node = _NodeCollector(source, version)
+        self.register(self.node)
+
+
+def make_registry(source: Source, version: str) -> NodeRegistry:
     """A registry with the node's metrics and those of its process, platform and garbage collector."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_NodeCollector(source, version))
+    registry = NodeRegistry(source, version)
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)
     return registry
 
 
-def render(registry: CollectorRegistry) -> tuple[bytes, str]:
-    """One scrape: the content and its content type."""
-    return generate_latest(registry), CONTENT_TYPE
+def render(registry: NodeRegistry) -> tuple[bytes, str]:
+    """One scrape: the content and its content type.
+
+    What there is a series of for each agent is written here: the library takes 5 µs a series, and a thousand agents
+    held the node's loop up for 7 ms at each scrape.
+    """
+    text = generate_latest(registry)
+    return text + registry.node.by_agent().encode(), CONTENT_TYPE
 
 
 class _NodeCollector(Collector):
@@ -240,6 +253,7 @@ class _NodeCollector(Collector):
     def __init__(self, source: Source, version: str) -> None:
         self._source = source
         self._version = version
+        self._gauges = Gauges()
 
     def describe(self) -> Iterable[Family]:
         """The families without samples, so that registering does not need a node that runs already."""
@@ -255,13 +269,19 @@ class _NodeCollector(Collector):
 
     def collect(self) -> Iterable[Family]:
         stats = self._source.stats
-        gauges = self._source.gauges()
+        gauges = self._gauges = self._source.gauges()
         yield from _requests(stats)
         yield from _events_of_the_node(stats)
         yield from _tables(gauges)
         build = _info("reach_build_info")
         build.add_metric([], {"python": platform.python_version(), "version": self._version})
         yield build
+
+    def by_agent(self) -> str:
+        """The families with a series for each agent, as text, of the same moment as what was collected last."""
+        gauges, self._gauges = self._gauges, Gauges()
+        breakers = {agent_id: BREAKER_STATES[state] for agent_id, state in gauges.breakers.items()}
+        return _by_agent("reach_outbox_envelopes", gauges.outbox_envelopes) + _by_agent("reach_breaker_state", breakers)
 
 
 def _requests(stats: Stats) -> Iterator[Family]:
@@ -341,20 +361,15 @@ def _tables(gauges: Gauges) -> Iterator[Family]:
     nodes.add_metric(["linked"], gauges.nodes_linked)
     nodes.add_metric(["not_linked"], gauges.nodes_not_linked)
     yield nodes
-    yield _by_agent("reach_outbox_envelopes", gauges.outbox_envelopes)
-    yield _by_agent(
-        "reach_breaker_state", {agent_id: BREAKER_STATES[state] for agent_id, state in gauges.breakers.items()}
-    )
 
 
-def _by_agent(name: str, values: Mapping[str, int]) -> GaugeMetricFamily:
-    family = _gauge(name)
+def _by_agent(name: str, values: Mapping[str, int]) -> str:
     shown: Iterable[tuple[str, int]] = values.items()
     if len(values) > AGENT_SERIES_MAX:
         shown = heapq.nlargest(AGENT_SERIES_MAX, shown, key=_value)
-    for agent_id, value in shown:
-        family.add_metric([agent_id], value)
-    return family
+    head = f"# HELP {name} {_BY_NAME[name].meaning}\n# TYPE {name} gauge\n"
+    # Nothing to escape: agent_ids keep to the grammar of names.
+    return head + "".join([f'{name}{{agent_id="{agent_id}"}} {value}\n' for agent_id, value in shown])
 
 
 def _value(series: tuple[str, int]) -> int:

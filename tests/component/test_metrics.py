@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 
+import pytest
 from prometheus_client import REGISTRY, Metric
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
 from reach.adapters import metrics
@@ -143,6 +145,33 @@ def test_series_of_agents_are_bounded_and_the_fullest_are_shown() -> None:
     samples = scrape(node)["reach_outbox_envelopes"].samples
     assert len(samples) == metrics.AGENT_SERIES_MAX
     assert min(sample.value for sample in samples) == 10
+
+
+def test_series_of_agents_are_not_left_to_the_library_which_holds_the_loop_up_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = 0
+
+    def counting(family: GaugeMetricFamily, labels: list[str], value: float) -> None:
+        nonlocal made
+        made += 1
+
+    node = Node()
+    names = [f"ner/{number}" for number in range(1_000)]
+    node.now = Gauges(outbox_envelopes=dict.fromkeys(names, 2), breakers=dict.fromkeys(names, "OPEN"))
+    monkeypatch.setattr(GaugeMetricFamily, "add_metric", counting)
+    families = scrape(node)
+    assert made < 100
+    for name in ("reach_outbox_envelopes", "reach_breaker_state"):
+        family = families[name]
+        assert (family.type, family.documentation) == ("gauge", meaning(name))
+        assert [sample.labels for sample in family.samples] == [{"agent_id": each} for each in names]
+        assert {sample.value for sample in family.samples} == {2}
+
+
+def meaning(name: str) -> str:
+    (found,) = [metric.meaning for metric in METRICS if metric.name == name]
+    return found
 
 
 def test_process_and_collector_metrics_are_there() -> None:
