@@ -49,7 +49,9 @@ _SHAPES = re.compile(
     re.DOTALL,
 )
 
-_SIGNS = ("://", "reach_", "-----BEGIN", "AKIA", "ASIA", "gh", "xox", "xapp-", "sk-", "sk_", "AIza", "eyJ")
+_SIGNS = (
+    "://", "reach_", "-----BEGIN", "AKIA", "ASIA", "gh", "github_pat_", "xox", "xapp-", "sk-", "sk_", "AIza", "eyJ",
+)  # fmt: skip
 _SCHEMES = ("bearer", "basic")
 # Most texts hold none of these: looking for them first is twenty times as fast.
 
