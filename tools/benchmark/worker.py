@@ -40,7 +40,7 @@ def main() -> None:
 def run(main_coroutine: Coroutine[Any, Any, None]) -> None:
     """Run as `reach serve` and `agent.run()` do (agentreach/aio/loop.py), whatever system it is for."""
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
+    gc.set_threshold(2_000, 200, 20)
     uvloop.run(main_coroutine)
 
 

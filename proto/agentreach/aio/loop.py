@@ -3,6 +3,9 @@
 Measured: uvloop takes a fifth off the processor time of a request. The collector's defaults look at the young objects
 after every 700 new ones, which is every thirty requests, and at all of them after a hundred such looks; looking less
 often takes a third off an agent's processor time. What it collects are cycles; everything else is freed at once.
+
+What takes the time are the looks at older objects, so those are rare. A look at the young stops the loop for as long as
+there are many of them: 20,000 took 25 ms of a node to which agents came, 2,000 take 1 ms, and less in all.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_YOUNG, _MIDDLE, _OLD = 20_000, 20, 20  # new objects before a look at the young; such looks before one at the older
+_YOUNG, _MIDDLE, _OLD = 2_000, 200, 20  # new objects before a look at the young; such looks before one at the older
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
