@@ -187,8 +187,10 @@ def _record(told: Any) -> StoredKey:
     try:
         record = ParseDict(told, StoredKey())
     except (ParseError, TypeError, AttributeError, ValueError):
-        key_id = told.get("info", {}).get("key_id", "?") if isinstance(told, dict) else "?"
-        raise _Malformed(f"key {str(key_id)[:20]!r} has a field that is unknown or cannot be read") from None
+        info = told.get("info") if isinstance(told, dict) else None
+        key_id = info.get("key_id") if isinstance(info, dict) else None
+        which = key_id if isinstance(key_id, str) and keyring.is_key_id(key_id) else "without a readable id"
+        raise _Malformed(f"a key ({which}) has a field that is unknown or cannot be read") from None
     fault = keyring.record_fault(record)
     if fault:
         raise _Malformed(fault)
