@@ -10,7 +10,7 @@ A block's info string says what it is (Markdown viewers show only the language):
     sh elsewhere=WHERE    not run as it stands; WHERE is in `ELSEWHERE`
     text, mermaid         pictures
 
-Ports of the pages (7070, 7071, and those of `make cluster`) are replaced by free ones.
+Ports of the pages (7070, 7071, those of etcd and of `make cluster`) are replaced by free ones.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ ELSEWHERE = {
     "docs": "`make docs` and its like change the tree; tests/tidy runs what they call",
     "etcd": "needs an etcd at 2379; tests/integration runs a node on a real one",
 }
+ETCD_PORTS = (2379, 2380)
 GRPCURL_IS_INSTALLED = (sys.platform, platform.machine()) == ("linux", "x86_64")
 """Elsewhere there is no wheel of it; blocks with grpcurl are then run only if one is on the PATH."""
 READY = re.compile(r'serving |"event": "ready"|\bready\b|Ctrl-C ends it')
@@ -86,6 +87,7 @@ class Play:
         self.folder = folder
         self.grpc, self.http = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
         self._addresses = {"127.0.0.1:7070": self.grpc, "127.0.0.1:7071": self.http}
+        self._addresses |= {f"127.0.0.1:{port}": f"127.0.0.1:{free_port()}" for port in ETCD_PORTS}
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("REACH_", "PYTEST"))}
         self.environment = clean | {
             "PATH": f"{BIN}{os.pathsep}{clean.get('PATH', '')}",
@@ -104,7 +106,7 @@ class Play:
         if not block.runs:
             return
         if block.word("file"):
-            (self.folder / block.word("file")).write_text(block.text)
+            (self.folder / block.word("file")).write_text(self._here(block.text))
         elif "output" in block.words:
             self._compare(block)
         elif "background" in block.words:

@@ -21,6 +21,7 @@ import pytest
 
 from agent_sdk import connect
 from agentreach.v1 import admin_pb2 as admin
+from agentreach.v1 import error_pb2 as codes
 from agentreach.v1 import registry_pb2 as registry
 from reach.adapters.admin_client import AdminClient
 from reach.adapters.dev_certificates import Subject
@@ -29,6 +30,7 @@ from tests.support.certificates import HOSTS, Folder
 from tests.support.etcd import EtcdCluster, ServerTls, free_port, start_etcd
 from tests.support.node import Node, config, running, start_node
 from tests.support.notetakers import make
+from tests.support.rawlink import raw_link
 
 PREFIX = "/agentreach/v1/"
 PASSWORD = "correct-horse-battery"
@@ -179,6 +181,35 @@ class TestOnePrefix:
             refused({**by_certificate.settings, **certificate}),
         ):
             assert "permission denied" in said
+
+
+class TestRightsTaken:
+    @pytest.mark.parametrize("how", ["role revoked", "user deleted"])
+    async def test_a_node_whose_rights_are_taken_registers_nobody_and_its_keys_end_with_its_process(
+        self, by_certificate: Secured, folder: Folder, how: str
+    ) -> None:
+        """etcd 3.5 keeps a lease alive for whoever asks: until then what it has registered stays."""
+        user, etcd = f"leaver-{how.partition(' ')[0]}", by_certificate.etcd
+        await etcd.ctl("user", "add", "--no-password", user)
+        await etcd.ctl("user", "grant-role", user, "agentreach")
+        own = folder.client(user)
+        settings = {**by_certificate.settings, "registry_tls_cert": own.cert, "registry_tls_key": own.key}
+        async with start_node(node_id=user, registry_grace_s=1.0, register_wait_s=1.0, **settings) as node:
+            assert f"{PREFIX}nodes/{user}" in await by_certificate.keys()
+            if how == "role revoked":
+                await etcd.ctl("user", "revoke-role", user, "agentreach")
+            else:
+                await etcd.ctl("user", "delete", user)
+            await node.unready()
+            async with raw_link(node.grpc, agents=["late/one"]) as link:
+                assert link.welcome.agents[0].error.code == codes.REGISTRY_UNAVAILABLE
+            node.process.kill()
+
+            async def gone() -> bool:
+                return f"{PREFIX}nodes/{user}" not in await by_certificate.keys()
+
+            await eventually(gone, "its key has ended with its lease")
+            assert not [key for key in await by_certificate.keys() if "late/one" in key]
 
 
 async def token_expired(secured: Secured) -> None:
