@@ -11,7 +11,7 @@ from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.error_pb2 import Error
-from agentreach.wire import ids, limits
+from agentreach.wire import ids, limits, salvage
 from agentreach.wire.checks import request_fault
 from agentreach.wire.content import content_digest
 from agentreach.wire.errors import failure
@@ -247,6 +247,14 @@ def _addressed(target: pb.Target) -> str:
     """To whom, in short."""
     to = target.agent_id or target.agent_type or (f"topic {target.topic}" if target.topic else "")
     return (to or f"capabilities {','.join(target.capabilities)}")[:ECHOED_TARGET_CHARS_MAX]
+
+
+def unreadable(state: State, peer: Peer, envelope: Envelope) -> None:
+    """Answer a message of which no more could be read than by whom, and which, it is."""
+    if envelope.type in (pb.MESSAGE_TYPE_UNSPECIFIED, pb.REQUEST, pb.EVENT):
+        envelope.tenant = peer.who.tenant
+        source = stamp_source(state, peer.who, envelope, peer, peer.caller_id)
+        refuse(state, peer, envelope, source, failure(codes.INVALID_ENVELOPE, salvage.WHY))
 
 
 def _too_late(envelope: Envelope) -> Error:

@@ -7,7 +7,7 @@ carries out what the state asks for (`woken`, `calls`, `effects`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from agentreach.v1 import envelope_pb2 as pb
@@ -72,8 +72,12 @@ SIGNALS_WAITING_MAX = 10_000  # answers to signals that a peer does not read: be
 RESPONSE, EVENT, CANCEL, CALLBACK = int(pb.RESPONSE), int(pb.EVENT), int(pb.CANCEL), int(pb.CALLBACK)
 
 
-def frame(state: State, peer: Peer, received: Frame, spent_ms: int, size: int = 0) -> None:
+def frame(
+    state: State, peer: Peer, received: Frame, spent_ms: int, size: int = 0, unread: Iterable[Envelope] = ()
+) -> None:
     """Act on a frame of a link, of `size` bytes. `spent_ms` of its envelopes' time passed in this process's stalls.
+
+    `unread` is what is known of envelopes of it that could not be parsed; they are answered with an error.
 
     Raises `LinkError` if the peer broke the numbering.
     """
@@ -112,6 +116,8 @@ def frame(state: State, peer: Peer, received: Frame, spent_ms: int, size: int = 
                 waiters.cancel(state, peer, (who.tenant, who.principal, env, envelope.correlation_id))
             elif kind != CALLBACK:
                 admit.admit(state, peer, who, envelope, spent_ms, peer, caller_id)
+    for envelope in unread:
+        admit.unreadable(state, peer, envelope)
     if peer.filled and not link.full:
         peer.filled = False
         for attachment in peer.attachments.values():
@@ -124,6 +130,7 @@ def invoke(state: State, call: Call, who: Identity, envelope: Envelope) -> None:
     caller_id = f"caller/{who.principal}"
     fault = quotas.call_fault(state, call, who, envelope)
     if fault is not None:
+        envelope.tenant = who.tenant
         admit.refuse(state, call, envelope, caller_id, fault)
         return
     admit.admit(state, call, who, envelope, 0, None, caller_id)

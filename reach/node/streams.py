@@ -9,9 +9,11 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from agentreach.aio.outlet import Outlet
+from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.frame_pb2 import Frame, Goodbye, Hello, Signal
 from agentreach.wire import limits
 from agentreach.wire.link import LinkError
+from agentreach.wire.salvage import salvaged
 from reach.core import links, mesh, revoking
 from reach.node.silence import Silence
 
@@ -79,15 +81,19 @@ class Stream(Carrier):
         """See `NodeStream.received`."""
         if self.over:
             return
+        unread: list[Envelope] = []
         try:
             frame = Frame.FromString(data)
         except DecodeError:
-            self._broken("bytes that are not a Frame")
-            return
+            found = salvaged(data) if self._peer is not None else None
+            if found is None:
+                self._broken("bytes that are not a Frame")
+                return
+            frame, unread = found
         if self._peer is None:
             self._first(frame)
         else:
-            self._next(self._peer, frame, len(data))
+            self._next(self._peer, frame, len(data), unread)
 
     def ended(self) -> None:
         """See `NodeStream.ended`."""
@@ -142,11 +148,11 @@ class Stream(Carrier):
             self.outlet = Outlet(peer.link, self._engine.standstill.before_writing)
         self._stop_waiting()
 
-    def _next(self, peer: Peer, frame: Frame, size: int) -> None:
+    def _next(self, peer: Peer, frame: Frame, size: int, unread: list[Envelope]) -> None:
         engine = self._engine
         try:
             with engine.step() as state:
-                mesh.frame(state, peer, frame, engine.standstill.ms(state.now))
+                mesh.frame(state, peer, frame, engine.standstill.ms(state.now), size, unread)
         except LinkError as error:
             self._broken(str(error))
         except Exception:

@@ -19,6 +19,7 @@ from reach.adapters.grpc_server.outcome import (
     end_with,
     failure_of,
     parse,
+    parse_envelope,
     write,
 )
 from reach.core.ports import ASKED_ALONE, Identity, Switchboard
@@ -96,7 +97,7 @@ def message_call(
         trace_id = ""
         try:
             answering(context)
-            envelope = parse(Envelope, data)
+            envelope = parse_envelope(data)
             trace_id = envelope.trace_id
             if event and not envelope.type:
                 envelope.type = EVENT
@@ -121,7 +122,7 @@ def stream_call(method: str, switchboard: Switchboard) -> Handler:
         sent = 0
         try:
             answering(context)
-            envelope = parse(Envelope, data)
+            envelope = parse_envelope(data)
             trace_id = envelope.trace_id
             replies = switchboard.invoke_stream(envelope, identify(), context.time_remaining())
             async with aclosing(replies):  # left early, the request is cancelled down to the handler

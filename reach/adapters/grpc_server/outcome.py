@@ -17,9 +17,11 @@ from typing import Any, NoReturn, TypeAlias, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.error_pb2 import CANCELLED, INTERNAL, INVALID_ENVELOPE
 from agentreach.wire import errors
 from agentreach.wire.redaction import Redaction
+from agentreach.wire.salvage import WHY, framed
 from reach.core.ports import MeshFailure
 
 _log = logging.getLogger(__name__)
@@ -82,6 +84,15 @@ def cancelled_from_outside() -> bool:
     """In a handler of `CancelledError`: True if this very task was cancelled, False if something it awaited was."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+def parse_envelope(data: bytes) -> Envelope:
+    """The envelope that a call brings; `MeshFailure` INVALID_ENVELOPE if it is none that can be passed on."""
+    try:
+        return framed(data)
+    except DecodeError as error:
+        text = f"the request's {len(data)} bytes are not a valid {Envelope.DESCRIPTOR.full_name}: {WHY}"
+        raise MeshFailure(errors.failure(INVALID_ENVELOPE, text)) from error
 
 
 def parse(message_type: type[M], data: bytes) -> M:
