@@ -6,6 +6,7 @@ restarts a node because etcd is away. Readiness says whether new work should be 
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -13,8 +14,10 @@ from aiohttp import web
 
 from agentreach.v1.error_pb2 import UNAUTHENTICATED
 from reach.adapters.binding import join_address, require_free, split_address, taken
+from reach.adapters.http_guard import HEAD_S, LINGER_S, Guard
 from reach.core.ports import MeshFailure
 
+KEEPALIVE_S = 75.0  # between two requests of one connection: a scrape comes every 15 to 60 s
 _PAGES = "what there is: /metrics /healthz /readyz\n"
 
 
@@ -28,11 +31,13 @@ class HttpServer:
         metrics: Callable[[], tuple[bytes, str]],
         unready_reason: Callable[[], str],
         tls: ssl.SSLContext | None = None,
+        head_s: float = HEAD_S,
     ) -> None:
         """`metrics` gives the exposition and its content type; `unready_reason` is empty while the node is ready.
 
-        With `tls` None it serves in the clear.
+        With `tls` None it serves in the clear. `head_s` is how long a client may take to send a request's head.
         """
+        self._head_s = head_s
         self.may_scrape: Callable[[Sequence[str], bytes], Awaitable[None]] | None = None
         """Raises `MeshFailure` for who may not read /metrics, by its Authorization headers and its certificate (PEM,
         empty if it shows none); None: anybody may."""
@@ -42,6 +47,7 @@ class HttpServer:
         self._unready_reason = unready_reason
         self._tls = tls
         self._runner: web.AppRunner | None = None
+        self._server: asyncio.Server | None = None
 
     @property
     def address(self) -> str:
@@ -51,26 +57,40 @@ class HttpServer:
     async def start(self) -> None:
         """Bind and serve; `PortTaken` if the address cannot be had for this process alone."""
         require_free(self._listen, "HTTP", "http")
-        app = web.Application(client_max_size=0)
+        guard = Guard(lambda: runner.server(), head_s=self._head_s)  # type: ignore[misc]  # setup() has made it
+        app = web.Application(middlewares=[guard.middleware])
         app.router.add_get("/metrics", self._serve_metrics)
         app.router.add_get("/healthz", self._serve_healthz)
         app.router.add_get("/readyz", self._serve_readyz)
         app.router.add_route("*", "/{path:.*}", self._serve_nothing)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handle_signals=False)
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            shutdown_timeout=1.0,
+            handle_signals=False,
+            keepalive_timeout=KEEPALIVE_S,
+            lingering_time=LINGER_S,
+            auto_decompress=False,
+        )
         await runner.setup()
         host, port = split_address(self._listen)
-        site = web.TCPSite(runner, host, port, ssl_context=self._tls)
+        limit_s = HEAD_S if self._tls is not None else None
         try:
-            await site.start()
+            self._server = await asyncio.get_running_loop().create_server(
+                guard, host, port, ssl=self._tls, ssl_handshake_timeout=limit_s
+            )
         except OSError as error:
             await runner.cleanup()
             raise taken(self._listen, "HTTP", "http", error) from error
         self._runner = runner
-        bound = runner.addresses[0][1]
+        bound = self._server.sockets[0].getsockname()[1]
         self._address = join_address(host, int(bound))
 
     async def stop(self) -> None:
         """Close the address and what is open, within a second."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None

@@ -1,0 +1,127 @@
+"""What stands between the HTTP side's sockets and its server: few connections, and heads that are short and come soon.
+
+aiohttp bounds a head's lines, not how long a client may take to send it, nor how many connections there are. A head
+that is late is answered 408, one that is too long 431, and a request with a body 413: no page here takes one, and it is
+not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+CONNECTIONS_MAX = 500  # of the HTTP side at once; beyond, they are closed at once
+HEAD_BYTES_MAX = 32 << 10  # of a request's first line and headers
+HEAD_S = 10.0  # for a request's head, from its first byte, or from the start of the connection
+LINGER_S = 1.0  # a client that sends a body may take so long to notice that nobody wants it
+
+_LATE = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+
+class Guard:
+    """Of one server: makes what listens to each of its connections."""
+
+    def __init__(self, make: Callable[[], RequestHandler], *, head_s: float = HEAD_S) -> None:
+        self._make = make
+        self._head_s = head_s
+        self._open: dict[asyncio.BaseProtocol, _Connection] = {}
+
+    def __call__(self) -> asyncio.Protocol:
+        """The protocol of a new connection."""
+        return _Connection(self._make(), self._open, self._head_s)
+
+    @web.middleware
+    async def middleware(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Has the head of each request noticed, and turns away what has a body."""
+        connection = self._open.get(request.protocol)
+        if connection is not None:
+            connection.head_is_there()
+        if not request.body_exists:
+            return await handler(request)
+        reply = web.Response(status=413, text="no page here takes a body\n")
+        reply.force_close()
+        return reply
+
+
+class _Connection(asyncio.Protocol):
+    """Passes everything on to aiohttp's own protocol, as long as the client keeps to the bounds."""
+
+    def __init__(
+        self, inner: RequestHandler, others: dict[asyncio.BaseProtocol, _Connection], head_s: float
+    ) -> None:
+        self._inner = inner
+        self._open = others
+        self._head_s = head_s
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._head_bytes = 0
+        self._over = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take it in, if there is room."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        if len(self._open) >= CONNECTIONS_MAX:
+            self._over = True
+            transport.abort()
+            return
+        self._open[self._inner] = self
+        self._inner.connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        """Count what comes until the head is there."""
+        if self._over:
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > HEAD_BYTES_MAX:
+            self._refuse(_LONG)
+            return
+        self._wait()
+        self._inner.data_received(data)
+
+    def head_is_there(self) -> None:
+        """aiohttp has the head of a request; what comes next is another one's."""
+        self._head_bytes = 0
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def eof_received(self) -> bool | None:
+        """Pass it on."""
+        if not self._over:
+            self._inner.eof_received()
+        return None
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Pass it on, and let go of it."""
+        self.head_is_there()
+        self._over = True
+        if self._open.pop(self._inner, None) is not None:
+            self._inner.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Pass it on."""
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Pass it on."""
+        self._inner.resume_writing()
+
+    def _wait(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._head_s, self._refuse, _LATE)
+
+    def _refuse(self, answer: bytes) -> None:
+        self._over = True
+        self.head_is_there()
+        assert self._transport is not None
+        if not self._transport.is_closing():
+            self._transport.write(answer)
+            self._transport.close()
