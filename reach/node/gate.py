@@ -29,6 +29,8 @@ REFUSALS_LOGGED_PER_S = 10
 
 _ADMIN = Rights(admin=True)
 _METRICS = "/metrics"
+_NOBODYS = "its certificate stands for no principal here"
+_NEITHER = "no API key: send it as `authorization: Bearer KEY`"
 _NOT_VALID = "what it shows is not valid here, has expired, or was revoked"
 
 
@@ -122,6 +124,8 @@ class Gatekeeper:
             who = ANYBODY  # a key where none is needed
         else:
             who = self._keys.known(text) or await self._keys.verified(text)
+            if who is not None and not who.tenant:  # only a node has none, and no key makes one
+                who = None
         if who is None:
             raise self._refused(method, _NOT_VALID)
         return self._through(method, needed, who)
@@ -135,7 +139,7 @@ class Gatekeeper:
         if self._certificates is not None:
             who = self._certificates.identify(certificate)
         if isinstance(who, str):
-            raise self._refused(method, "its certificate stands for no principal here", logged=who)
+            raise self._refused(method, _NOBODYS if self._keys is None else _NEITHER, logged=who)
         return who
 
     def turned_away(self, method: str, refused: MeshFailure, address: str) -> None:
@@ -257,8 +261,9 @@ class Gatekeeper:
         with self._step() as state:
             state.principals = principals
             for key_id in sorted(ended):
-                about = {"key_id": key_id}
-                state.effects.append(auditing.line("key.ended", None, "", about, why=revoking.WHY))
+                about = {"key_id": key_id.partition("#")[0]}
+                why = "it was revoked, has expired, is gone, or allows something else now"
+                state.effects.append(auditing.line("key.ended", None, "", about, why=why))
             if ended:
                 revoking.revoked(state, ended)
         self._holders.wake(ended)

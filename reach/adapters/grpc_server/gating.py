@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
+from inspect import isasyncgen
 from typing import Any
 
 import grpc
 
+from agentreach.v1 import error_pb2 as codes
+from agentreach.wire.errors import failure
 from reach.adapters.grpc_server.outcome import Context, end_with
 from reach.core.ports import ANYBODY, Doorkeeper, Identity, MeshFailure
 
@@ -55,26 +58,32 @@ class Gate(grpc.aio.ServerInterceptor):
         if who is not None:
             _CALLER.set(who)
             return await continuation(call)
-        handler = await continuation(call)
-        return handler and self._by_certificate(method, handler)
+        return self._by_certificate(method, await continuation(call))
 
     def _by_certificate(self, method: str, handler: Handler) -> Handler:
-        """Who is calling stands in its certificate, which only the call itself knows."""
-        inner = handler.unary_unary or handler.unary_stream or handler.stream_stream or handler.stream_unary
+        """Who is calling stands in its certificate, which only the call itself knows.
 
-        async def serve(request: Any, context: Context) -> Any:
+        It has the shape of a two-way stream until then: a stranger is refused before its message has come.
+        """
+
+        async def serve(requests: Any, context: Context) -> None:
             try:
                 _CALLER.set(self._doorkeeper.certified(method, context.auth_context()))
             except MeshFailure as refused:
                 self._doorkeeper.turned_away(method, refused, context.peer())
                 await end_with(context, refused)
-            return await inner(request, context)
+            if handler is None:
+                await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"there is no method {method}")
+            inner = handler.unary_unary or handler.unary_stream or handler.stream_stream or handler.stream_unary
+            answers = inner(requests if handler.request_streaming else await _only_message(context), context)
+            if isasyncgen(answers):
+                async for each in answers:
+                    await context.write(each)
+            elif (reply := await answers) is not None:
+                await context.write(reply)
 
-        if handler.request_streaming:
-            return grpc.stream_stream_rpc_method_handler(serve)
-        if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(serve)
-        return grpc.unary_unary_rpc_method_handler(serve)
+        coding = (handler.request_deserializer, handler.response_serializer) if handler is not None else ()
+        return grpc.stream_stream_rpc_method_handler(serve, *coding)
 
     def _refusal(self, method: str, refused: MeshFailure) -> Handler:
         async def refuse(_: Any, context: Context) -> None:
@@ -82,3 +91,10 @@ class Gate(grpc.aio.ServerInterceptor):
             await end_with(context, refused)
 
         return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+async def _only_message(context: Context) -> Any:
+    message = await context.read()
+    if message is grpc.aio.EOF:
+        await end_with(context, MeshFailure(failure(codes.INVALID_ENVELOPE, "the call ended before its message came")))
+    return message

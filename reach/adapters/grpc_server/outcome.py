@@ -40,8 +40,8 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 async def end_with(context: Context, failure: MeshFailure) -> NoReturn:
     """End the RPC with the failure's status: gRPC code, text from the code's name to the trace_id, and details."""
-    status = errors.to_status(failure.error, failure.trace_id, failure.items)
     failure.error.message = _SHAPES.text(failure.error.message)
+    status = errors.to_status(failure.error, failure.trace_id, failure.items)
     ended_as.set(errors.code_name(failure.error.code))
     trailers = ((_DETAILS_KEY, status.SerializeToString()),)
     await context.abort(_CODES[status.code], status.message, trailers)
