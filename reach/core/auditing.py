@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from agentreach.v1 import error_pb2 as codes
 from reach.core.effects import AuditLine
+from reach.core.keyring import key_id_of
 
 if TYPE_CHECKING:
     from reach.core.peers import Peer
@@ -70,7 +71,7 @@ def line(
     trace_id: str = "",
 ) -> AuditLine:
     """One line; `who` None: nobody that is known, `address` None: that of the call that is being answered."""
-    tenant, principal, key_id = ("", "", "") if who is None else (who.tenant, who.principal, who.key_id)
+    tenant, principal, key_id = ("", "", "") if who is None else (who.tenant, who.principal, key_id_of(who))
     return AuditLine(action, outcome, tenant, principal, key_id, address, trace_id, about, why)
 
 
