@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from agentreach.aio import loop
+from agentreach.aio import grpc_runtime, loop
 from reach.cli.ending import Ended, Exit
 from reach.cli.settings_options import load_or_end, node_settings
 
@@ -28,6 +28,8 @@ def serve(file: Path | None, **flags: Any) -> None:
       reach serve --registry etcd://127.0.0.1:2379 --config reach.toml
     """
     config = load_or_end(file, flags)
+    if config.tls_cert:
+        grpc_runtime.tell_of_handshakes()
     from agentreach.wire.redaction import Redaction, names_of
     from reach.adapters import logs
     from reach.adapters.binding import PortTaken

@@ -56,7 +56,6 @@ ENVIRONMENT: dict[str, str] = {
     "reach/node/config.py": "the node's settings",
     "agent_sdk/settings.py": "the SDK's settings",
     "proto/agentreach/aio/grpc_runtime.py": "sets what gRPC reads when it is imported",
-    "reach/cli/__init__.py": "sets GRPC_VERBOSITY before grpc is imported",
     "reach/cli/demo.py": "hands the environment on to the processes it starts",
 }
 

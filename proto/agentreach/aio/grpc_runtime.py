@@ -14,6 +14,7 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
+_QUIET = "error"  # in lower case: set by us; gRPC takes either
 _OLDER_POLLING = "-event_engine_client,-event_engine_listener"
 _TRIED_UP_TO = (1, 85)
 
@@ -23,6 +24,17 @@ def prepare() -> None:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     if _release() <= _TRIED_UP_TO:
         os.environ.setdefault("GRPC_EXPERIMENTS", _OLDER_POLLING)
+
+
+def hush() -> None:
+    """Have the C core write errors only; it would write routine events, such as a server's goodbye."""
+    os.environ.setdefault("GRPC_VERBOSITY", _QUIET)
+
+
+def tell_of_handshakes() -> None:
+    """Undo `hush` for a server that speaks TLS: the C core alone knows why it refused a client's certificate."""
+    if os.environ.get("GRPC_VERBOSITY") == _QUIET:
+        os.environ["GRPC_VERBOSITY"] = "info"
 
 
 def _release() -> tuple[int, int]:

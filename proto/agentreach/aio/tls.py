@@ -11,8 +11,10 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import grpc
+if TYPE_CHECKING:
+    import grpc
 
 LOOK_TIMEOUT_S = 1.0
 SYSTEM = "system"  # in place of a file of CAs: those that the machine knows
@@ -69,6 +71,8 @@ class Credentials:
 
     def current(self) -> tuple[grpc.ChannelCredentials, Tls]:
         """Credentials for a channel that is made now, and of what they are made. Raises what `source` does."""
+        import grpc  # whoever only reads files does without
+
         now = self._source()
         if self._made is None or now != self._read:
             self._made = grpc.ssl_channel_credentials(now.ca or system_roots(), now.key or None, now.cert or None)
