@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
@@ -65,14 +66,13 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take it in, if there is room."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass of it
         if len(self._open) >= CONNECTIONS_MAX:
             self._over = True
-            transport.abort()
+            self._transport.abort()
             return
         self._open[self._inner] = self
-        self._inner.connection_made(transport)
+        self._inner.connection_made(self._transport)
         self._wait()
 
     def data_received(self, data: bytes) -> None:
