@@ -125,6 +125,7 @@ LIMITS: dict[str, tuple[Bound, ...]] = {
               "the oldest go; `subscription.dropped` counts"),
     ),
     "One node": (
+        Bound("entries of `principals`", "reach.node.principals.PRINCIPALS_MAX", "the node does not start"),
         Bound("processes connected", "links_max", "the stream ends: goodbye PROTOCOL_ERROR"),
         Bound("addresses of other nodes that a process is told and keeps", _WIRE + "PEERS_MAX",
               "of a larger mesh each is told others, drawn at random"),
@@ -234,6 +235,10 @@ LIMITS: dict[str, tuple[Bound, ...]] = {
 }  # fmt: skip
 
 NOT_SHOWN: dict[str, str] = {
+    "reach.core.certificates.SPIFFE_CHARS_MAX": "by the standard; a longer name of a certificate is nobody's",
+    "reach.core.certificates.DNS_CHARS_MAX": "by the standard, for names of `principals`",
+    "reach.adapters.certificates.PARSED_MAX": "a cache",
+    "reach.adapters.certificates.WAY_MAX": "longer than any chain of certificates in use",
     "agent_sdk.sessions.ANSWERS_MAX": "kept for a node that asks once more after its link began anew",
     "reach.core.vanished.SELECTORS_MAX": "what is looked for again costs time only",
     "reach.core.wants.WANTED_MAX": "queue_max again, as another node tells it",
