@@ -67,6 +67,9 @@ def on_timer(state: State, request: Request) -> None:
             return
     late = [waiter for waiter in request.waiters if waiter.deadline <= now]
     if len(late) == len(request.waiters):
+        if all(waiter.port is waiters.NOBODY for waiter in late):
+            waiters.unclaimed(state, request)
+            return
         item, attachment = request.item, request.attachment
         if item is not None and attachment is not None and item.seq and not item.accepted and attachment.peer.connected:
             health.unacknowledged(state, attachment, item)

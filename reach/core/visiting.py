@@ -235,6 +235,11 @@ def request_of(port: NodePort) -> Request | None:
     return None if port.request is None or port.request.is_settled else port.request
 
 
+def _is_with_its_agent(request: Request) -> bool:
+    item = request.item
+    return request.stage is Stage.DELIVERED and item is not None and item.seq > 0
+
+
 def grant(state: State, node: NodePeer, message: StreamCredit) -> None:
     """The entry's callers take more items."""
     port = node.visiting.get(message.entry)
@@ -259,7 +264,18 @@ def progressed(state: State, request: Request, progress: Progress) -> None:
 
 
 def entry_lost(state: State, node: NodePeer, why: str) -> None:
-    """The entry node is gone for good: nobody waits for its requests here."""
+    """The entry node is gone for good: nobody waits for its requests here.
+
+    Their callers go to other nodes and send them again. What an agent has got is this node's to keep from now on:
+    copies are found here. They join it until the time is over in which callers come back, and get its outcome later.
+    """
     for port in list(node.visiting.values()):
-        _leave(state, port, why)
+        request = request_of(port)
+        waiter = next((each for each in request.waiters if each.port is port), None) if request is not None else None
+        if request is None or waiter is None or not _is_with_its_agent(request) or len(request.waiters) > 1:
+            _leave(state, port, why)
+            continue
+        request.visitor = port.request = None
+        request.node_made_id = False
+        waiters.keep_for_who_comes_back(state, request, waiter, node.cut_at + state.rules.resume_window_s)
     node.visiting.clear()

@@ -15,6 +15,7 @@ from reach.core.peers import Peer
 from reach.core.requests import MessageKey, Port, Request, Stage, Waiter
 
 if TYPE_CHECKING:
+    from agentreach.wire.outbox import Item
     from reach.core.state import State
 
 
@@ -65,6 +66,48 @@ def port_gone(state: State, port: Port, requests: list[Request], *, said_goodbye
             ),
         )
         request.lost_at = state.now
+
+
+class _Nobody:
+    """Who waits for a request whose caller may come back by another node: nobody, for now."""
+
+    __slots__ = ()
+
+    streaming = True
+
+    def deliver(self, reply: bytes, priority: int, *, final: bool = True) -> Item | None:
+        """Nobody hears it."""
+        return None
+
+
+NOBODY = _Nobody()
+
+
+def keep_for_who_comes_back(state: State, request: Request, waiter: Waiter, until: float) -> None:
+    """The only one who waits is gone, and an agent has the request: up to a time its caller's copies may join it."""
+    waiter.port = NOBODY
+    waiter.deadline = min(waiter.deadline, until)
+    if until > state.now:
+        deadlines.reschedule(state, request)
+    else:
+        unclaimed(state, request)
+
+
+def unclaimed(state: State, request: Request) -> None:
+    """Its caller has not come back. What an agent has got is not run a second time: the outcome is kept."""
+    agent_id = request.agent.agent_id if request.agent is not None else ""
+    settle.give_up(
+        state,
+        request,
+        failure(
+            codes.AGENT_LOST,
+            f"its caller's node was lost; {agent_id} was told to end it and may have executed",
+            retryable=request.idempotent,
+            may_have_executed=True,
+            agent_id=agent_id,
+        ),
+    )
+    request.lost_at = state.now
 
 
 def withdraw(state: State, request: Request, waiter: Waiter, error: Error) -> None:

@@ -46,14 +46,55 @@ def another_life(cores: Cores, core: NodeCore) -> NodeCore:
 # ---- the entry is lost ----
 
 
-def test_what_an_entry_that_was_started_anew_had_asked_for_is_cancelled() -> None:
+def test_what_an_entry_that_was_started_anew_had_asked_for_is_cancelled_when_its_caller_does_not_come_back() -> None:
     cores = Cores(2)
     entry, home = cores.nodes
     agent, caller = home.agent("echo/1"), entry.caller()
     message = caller.request(timeout_ms=60_000)
     another_life(cores, entry)
+    cores.advance(9.0)
+    assert not agent.cancels
+    cores.advance(2.0)
     assert [cancel.correlation_id for cancel in agent.cancels] == [message]
     home.assert_settled()
+
+
+def test_a_caller_that_comes_back_to_an_entry_that_was_started_anew_joins_what_runs_at_the_home() -> None:
+    cores = Cores(2)
+    entry, home = cores.nodes
+    agent, caller = home.agent("echo/1"), entry.caller()
+    message = caller.request("same", timeout_ms=60_000)
+    life = another_life(cores, entry)
+    cores.advance(1.0)
+    again = life.caller()
+    again.request("same", message_id=message, fresh=False, timeout_ms=60_000)
+    cores.advance(1.0)
+    assert {each.message_id for each in agent.requests} == {message} and not agent.cancels
+    agent.answer(message, "once")
+    assert again.text_of(message) == "once"
+    cores.advance(30.0)
+    cores.assert_settled()
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_what_was_told_to_end_with_its_entry_is_not_run_again(ended: bool) -> None:
+    """It has run, if only in part; the agent has forgotten what it was told to end, and the entry is gone."""
+    cores = Cores(3)
+    entry, home, other = cores.nodes
+    agent, caller = home.agent("echo/1"), entry.caller()
+    agent.confirms_cancels = ended
+    message = caller.request("same", timeout_ms=60_000)
+    agent.requests.clear()  # as an agent's table does when it is told to end it
+    cores.kill(entry)
+    cores.advance(11.0)
+    again = other.caller()
+    again.request("same", message_id=message, fresh=False, timeout_ms=60_000)
+    cores.advance(1.0)
+    assert not agent.requests
+    error = again.error_of(message)
+    assert error.code == codes.AGENT_LOST and error.may_have_executed
+    cores.advance(30.0)
+    cores.assert_settled()
 
 
 def test_what_an_entry_that_does_not_come_back_had_asked_for_is_cancelled_after_its_window() -> None:
