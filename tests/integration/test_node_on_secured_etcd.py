@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import subprocess
 import sys
 import time
+from base64 import b64decode
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from agent_sdk import connect
+from agent_sdk import Agent, Mesh, ReachError, connect
 from agentreach.v1 import admin_pb2 as admin
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1 import registry_pb2 as registry
@@ -64,6 +66,11 @@ class Secured:
         """All keys there are, as its administrator sees them."""
         text = await self.etcd.ctl("get", "", "--prefix", "--keys-only", user=self.root)
         return [line for line in text.splitlines() if line]
+
+    async def contents(self) -> list[bytes]:
+        """Keys and values of all there is."""
+        rows = json.loads(await self.etcd.ctl("get", "", "--prefix", "--write-out=json", user=self.root))["kvs"]
+        return [b64decode(row["key"]) + b" " + b64decode(row.get("value", "")) for row in rows]
 
 
 @pytest.fixture(scope="module")
@@ -349,6 +356,33 @@ class TestSecrecy:
             assert '"ready"' in node.log
             assert PASSWORD not in node.log
 
+    async def test_no_message_and_no_answer_is_ever_written_to_etcd(self, by_certificate: Secured) -> None:
+        marker, heard = "zanzibar-4711", asyncio.Queue[Any]()
+        async with pair(by_certificate.settings) as (leader, other), asyncio.timeout(LIMIT_S):
+            agent = Agent("parrot/one", url=other.grpc_address)
+
+            @agent.handler
+            async def repeat(data: Any) -> Any:
+                if data == f"{marker}-bad":
+                    raise RuntimeError(data)
+                return data
+
+            @agent.on_event("news")
+            async def hear(data: Any) -> None:
+                heard.put_nowait(data)
+
+            async with agent, connect(leader.grpc_address) as mesh:
+                await usable(mesh, agent_id="parrot/one")
+                for session in (None, "s"):
+                    reply = await mesh.request(marker, agent_type="parrot", session=session, timeout=20)
+                    assert reply.data == marker
+                with pytest.raises(ReachError):
+                    await mesh.request(f"{marker}-bad", agent_type="parrot", session="s", timeout=20)
+                await eventually(lambda: published(mesh, marker, heard), "the event was heard", every_s=0.2)
+                held = await by_certificate.contents()
+        assert any(b"parrot/one" in each for each in held)
+        assert not [each for each in held if marker.encode() in each]
+
     @pytest.mark.parametrize("command", ["serve", "check-config"])
     def test_the_password_is_no_option_because_those_are_everybodys_to_read(self, command: str) -> None:
         done = run_reach(command, "--registry-password", PASSWORD)
@@ -366,6 +400,12 @@ class TestSecrecy:
         assert done.returncode == 0, done.stderr
         assert "(secret)" in done.stdout
         assert PASSWORD not in done.stdout + done.stderr
+
+
+async def published(mesh: Mesh, data: str, heard: asyncio.Queue[Any]) -> bool:
+    """Whether an event arrives: who subscribes is told to other nodes a moment later."""
+    await mesh.publish("news", data)
+    return not heard.empty()
 
 
 def shown_by_the_system(pid: int) -> str:

@@ -20,7 +20,6 @@ PENDING = {
     "S6": "an agent_id and a resume token of another principal",
     "P6": "nothing connects to what a payload names",
     "C6": "a node's proof shown to another node",
-    "E2": "keys in etcd while messages pass hold none of them",
     "K6": "signatures: without the secret, and replayed",
     "K7": "every act of a key in the audit log",
 }
