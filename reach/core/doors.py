@@ -79,10 +79,10 @@ def shown(metadata: Iterable[tuple[str, str | bytes]]) -> tuple[str, str]:
     if len(found) > 1:
         raise Unshown("more than one authorization header")
     value = found[0]
-    if not isinstance(value, str) or not value.isascii() or len(value) > KEY_CHARS_MAX:
-        raise Unshown(f"the authorization header is not ASCII text of at most {KEY_CHARS_MAX} characters")
-    scheme, _, rest = value.strip().partition(" ")
-    scheme, rest = scheme.lower(), rest.strip()
+    if not isinstance(value, str) or not (value.isascii() and value.isprintable()) or len(value) > KEY_CHARS_MAX:
+        raise Unshown(f"the authorization header is not printable ASCII text of at most {KEY_CHARS_MAX} characters")
+    scheme, _, rest = value.strip(" ").partition(" ")
+    scheme, rest = scheme.lower(), rest.strip(" ")
     if scheme not in (BEARER, NODE) or not rest:
         raise Unshown("the authorization header is not of the form `Bearer KEY`")
     return scheme, rest
