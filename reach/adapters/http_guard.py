@@ -19,6 +19,7 @@ HEAD_BYTES_MAX = 32 << 10  # of a request's first line and headers
 HEAD_S = 10.0  # for a request's head, from its first byte, or from the start of the connection
 LINGER_S = 1.0  # a client that sends a body may take so long to notice that nobody wants it
 
+_END = b"\r\n\r\n"
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
@@ -39,14 +40,15 @@ class Guard:
     async def middleware(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Has the head of each request noticed, and turns away what has a body."""
+        """Turns away what has a body, and lets the connection know when its next request may come."""
         connection = self._open.get(request.protocol)
+        if request.body_exists:
+            reply: web.StreamResponse = web.Response(status=413, text="no page here takes a body\n")
+            reply.force_close()
+            return reply
+        reply = await handler(request)
         if connection is not None:
-            connection.head_is_there()
-        if not request.body_exists:
-            return await handler(request)
-        reply = web.Response(status=413, text="no page here takes a body\n")
-        reply.force_close()
+            connection.next_head()
         return reply
 
 
@@ -61,7 +63,9 @@ class _Connection(asyncio.Protocol):
         self._head_s = head_s
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._head_bytes = 0
+        self._head = bytearray()
+        """What has come of it; it ends with an empty line."""
+        self._in_head = True
         self._over = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -76,19 +80,28 @@ class _Connection(asyncio.Protocol):
         self._wait()
 
     def data_received(self, data: bytes) -> None:
-        """Count what comes until the head is there."""
+        """Watch for the end of the head."""
         if self._over:
             return
-        self._head_bytes += len(data)
-        if self._head_bytes > HEAD_BYTES_MAX:
-            self._refuse(_LONG)
-            return
-        self._wait()
+        if self._in_head:
+            self._head += data
+            end = self._head.find(_END)
+            if end > HEAD_BYTES_MAX or (end < 0 and len(self._head) > HEAD_BYTES_MAX):
+                self._refuse(_LONG)
+                return
+            if end < 0:
+                self._wait()
+            else:
+                self._in_head = False
+                self._head.clear()
+                self._stop_waiting()
         self._inner.data_received(data)
 
-    def head_is_there(self) -> None:
-        """aiohttp has the head of a request; what comes next is another one's."""
-        self._head_bytes = 0
+    def next_head(self) -> None:
+        """A request was answered; what comes next is another one's head."""
+        self._in_head = True
+
+    def _stop_waiting(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -101,7 +114,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Pass it on, and let go of it."""
-        self.head_is_there()
+        self._stop_waiting()
         self._over = True
         if self._open.pop(self._inner, None) is not None:
             self._inner.connection_lost(exc)
@@ -120,7 +133,7 @@ class _Connection(asyncio.Protocol):
 
     def _refuse(self, answer: bytes) -> None:
         self._over = True
-        self.head_is_there()
+        self._stop_waiting()
         assert self._transport is not None
         if not self._transport.is_closing():
             self._transport.write(answer)
