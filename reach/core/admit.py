@@ -16,8 +16,20 @@ from agentreach.wire.checks import request_fault
 from agentreach.wire.content import content_digest
 from agentreach.wire.errors import failure
 from agentreach.wire.names import normalise_env
-from reach.core import actors, auditing, callbacks, credit, deadlines, once, outcomes, quotas, route, settle, waiters
-from reach.core.lineage import Forged, expired
+from reach.core import (
+    auditing,
+    callbacks,
+    credit,
+    deadlines,
+    once,
+    outcomes,
+    quotas,
+    route,
+    senders,
+    settle,
+    signed,
+    waiters,
+)
 from reach.core.profiles import whole_timeout_ms
 from reach.core.redacting import redact
 from reach.core.replay import Conflict, Elsewhere, Stored, TooOld
@@ -32,8 +44,6 @@ if TYPE_CHECKING:
 
 ECHOED_CHARS_MAX = 4096  # of a message_id that is too long: its sender still knows by it what was refused
 
-ECHOED_TARGET_CHARS_MAX = 200
-
 PRIORITY_LANE = {pb.PRIORITY_UNSPECIFIED: 1, pb.HIGH: 0, pb.NORMAL: 1, pb.LOW: 2}
 
 
@@ -43,6 +53,7 @@ def admit(
     """Take in one REQUEST that came by `port`; `spent_ms` of its time has passed since it was stamped."""
     parent: Lineage | None = None
     came_by = peer
+    unsigned = signed.fault(state, who, envelope, peer) if who.rights is not None and who.rights.signs else None
     if envelope.tenant != who.tenant:
         envelope.tenant = who.tenant
     lineage = envelope.lineage
@@ -53,24 +64,19 @@ def admit(
         envelope.message_id = message_id
     source = envelope.source
     if source != caller_id:
-        source = stamp_source(state, who, envelope, peer, caller_id)
+        source = senders.stamp_source(state, who, envelope, peer, caller_id)
     target = envelope.target
     target_data = target.SerializeToString()
-    fault = quotas.request_fault(state, who, envelope) if state.quotas is not None else None
-    if fault is None:
-        fault = request_fault(envelope, state.rules.payload_bytes_max, nested=bool(lineage), target_data=target_data)
+    fault = _fault(state, who, envelope, target_data) or unsigned
     if fault is not None:
-        refuse(state, port, envelope, source, fault)
+        deny(state, port, envelope, source, fault, who, came_by)
         return
     callback: callbacks.Callback | None = None
     if envelope.reply_topic:
         port = callback = callbacks.Callback(state, port, who, envelope, envelope.reply_topic)
         peer = None  # the caller may go: its link has no wait to take with it
     if lineage or who.rights is not None:
-        fault = lineage_fault = None
-        if lineage:
-            parent, lineage_fault = called_from(state, lineage, envelope, who)
-        fault = lineage_fault or _access_fault(state, who, envelope, target_data, parent)
+        parent, fault = senders.admitted(state, who, envelope, target_data)
         if fault is not None:
             deny(state, port, envelope, source, fault, who, came_by)
             return
@@ -103,15 +109,10 @@ def admit(
         callback.accept(envelope, key, request)
 
 
-def _access_fault(
-    state: State, who: Identity, envelope: Envelope, target_data: bytes, parent: Lineage | None
-) -> Error | None:
-    if who.rights is None:
-        return None
-    fault = actors.call_fault(state, who, envelope, target_data, parent)
-    if fault is None and envelope.reply_topic:
-        fault = actors.topic_fault(state, who, envelope.reply_topic, envelope.env, parent)
-    return fault
+def _fault(state: State, who: Identity, envelope: Envelope, target_data: bytes) -> Error | None:
+    fault = quotas.request_fault(state, who, envelope) if state.quotas is not None else None
+    nested = bool(envelope.lineage)
+    return fault or request_fault(envelope, state.rules.payload_bytes_max, nested=nested, target_data=target_data)
 
 
 def _known(
@@ -129,39 +130,6 @@ def _known(
 def new_id(state: State) -> str:
     """A message_id made by the node."""
     return ids.uuid7(int(state.unix * 1000), state.rng.getrandbits(74))
-
-
-def stamp_source(state: State, who: Identity, envelope: Envelope, peer: Peer | None, caller_id: str) -> str:
-    """Write the source: the claimed one if the link may use it, else the caller's own id."""
-    claimed = envelope.source
-    if claimed and peer is not None and claimed in peer.names:
-        return claimed
-    if claimed and who.rights is not None and claimed != caller_id:
-        auditing.restamped(state, who, peer, claimed, envelope.trace_id)
-    envelope.source = caller_id
-    return caller_id
-
-
-def called_from(state: State, lineage: bytes, envelope: Envelope, who: Identity) -> tuple[Lineage | None, Error | None]:
-    """The call this one was made from, and what is wrong with a forged or expired lineage.
-
-    One signed with an unknown key (another life of the mesh) makes a new root.
-    """
-    try:
-        parent = state.lineage.verify(lineage, who.principal)
-    except Forged as forged:
-        return None, failure(codes.PERMISSION_DENIED, f"lineage: {forged}")
-    if parent is None:
-        state.log("info", "lineage of an unknown key: counted as a new root", envelope.trace_id)
-        return None, None
-    if expired(parent, int(state.unix * 1000)):
-        text = "lineage: the call it belongs to ended more than 15 minutes ago; send it as a new one"
-        return None, failure(codes.PERMISSION_DENIED, text)
-    if parent.tenant != who.tenant:
-        return None, failure(codes.PERMISSION_DENIED, "lineage: it was given to somebody else")
-    envelope.trace_id = parent.trace_id
-    envelope.parent_message_id = parent.message_id
-    return parent, None
 
 
 def time_left_s(state: State, envelope: Envelope, parent: Lineage | None, spent_ms: int) -> float:
@@ -239,21 +207,18 @@ def deny(
     """Refuse what its sender has no right to send, and have it told."""
     refuse(state, port, envelope, source, error)
     if error.code == codes.PERMISSION_DENIED:
-        about = {"message": envelope.message_id[: limits.MESSAGE_ID_CHARS_MAX], "to": _addressed(envelope.target)}
+        about = {
+            "message": envelope.message_id[: limits.MESSAGE_ID_CHARS_MAX],
+            "to": senders.addressed(envelope.target),
+        }
         auditing.denied(state, "message.denied", who, peer, about, error.message, envelope.trace_id)
-
-
-def _addressed(target: pb.Target) -> str:
-    """To whom, in short."""
-    to = target.agent_id or target.agent_type or (f"topic {target.topic}" if target.topic else "")
-    return (to or f"capabilities {','.join(target.capabilities)}")[:ECHOED_TARGET_CHARS_MAX]
 
 
 def unreadable(state: State, peer: Peer, envelope: Envelope) -> None:
     """Answer a message of which no more could be read than by whom, and which, it is."""
     if envelope.type in (pb.MESSAGE_TYPE_UNSPECIFIED, pb.REQUEST, pb.EVENT):
         envelope.tenant = peer.who.tenant
-        source = stamp_source(state, peer.who, envelope, peer, peer.caller_id)
+        source = senders.stamp_source(state, peer.who, envelope, peer, peer.caller_id)
         refuse(state, peer, envelope, source, failure(codes.INVALID_ENVELOPE, salvage.WHY))
 
 

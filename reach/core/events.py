@@ -24,7 +24,7 @@ from agentreach.wire.checks import event_fault
 from agentreach.wire.errors import failure
 from agentreach.wire.names import is_topic, normalise_env
 from agentreach.wire.outbox import Item
-from reach.core import access, actors, admit, auditing, crossing, loops, nodes, quotas, route, writing
+from reach.core import access, actors, admit, auditing, crossing, loops, nodes, quotas, route, senders, signed, writing
 from reach.core.agents import FULL
 from reach.core.lineage import valid_until_unix_ms
 from reach.core.requests import Attachment, Port
@@ -57,21 +57,23 @@ def publish(
     state: State, port: Port, who: Identity, envelope: Envelope, spent_ms: int, peer: Peer | None, caller_id: str
 ) -> None:
     """Send one EVENT on; its counts come back on `port` as a RESPONSE with the payload {"matched": …}."""
+    unsigned = signed.fault(state, who, envelope, peer) if who.rights is not None and who.rights.signs else None
     if not envelope.message_id:
         envelope.message_id = admit.new_id(state)
     envelope.tenant, envelope.principal = who.tenant, who.principal
-    source = admit.stamp_source(state, who, envelope, peer, caller_id)
+    source = senders.stamp_source(state, who, envelope, peer, caller_id)
     fault = (
         (quotas.request_fault(state, who, envelope) if state.quotas is not None else None)
         or event_fault(envelope, state.rules.payload_bytes_max, nested=bool(envelope.lineage))
         or _oversize(state, envelope)
     )
+    fault = fault or unsigned
     if fault is not None:
-        admit.refuse(state, port, envelope, source, fault)
+        admit.deny(state, port, envelope, source, fault, who, peer)
         return
     parent: Lineage | None = None
     if envelope.lineage:
-        parent, fault = admit.called_from(state, envelope.lineage, envelope, who)
+        parent, fault = senders.called_from(state, envelope.lineage, envelope, who)
     fault = fault or _access_fault(state, who, envelope, parent)
     if fault is not None:
         admit.deny(state, port, envelope, source, fault, who, peer)

@@ -221,7 +221,11 @@ class Keyring:
             if key_id not in self._holders and not ended(record, unix):
                 self._times += 1
                 self._holders[key_id] = Identity(
-                    record.info.tenant, record.info.principal, rights_of(record.info), f"{key_id}#{self._times}"
+                    record.info.tenant,
+                    record.info.principal,
+                    rights_of(record.info),
+                    f"{key_id}#{self._times}",
+                    record.signing_secret,
                 )
         return True, ends
 

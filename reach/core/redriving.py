@@ -7,7 +7,7 @@ payload holds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -138,6 +138,8 @@ def redrive(state: State, who: Identity, asked: admin.RedriveDeadLetterRequest) 
     envelope.source, envelope.trace_id = letter.source, letter.trace_id
     envelope.reply_topic = asked.reply_topic or envelope.reply_topic
     rights = state.principals.get((tenant, principal), NO_RIGHTS) if who.rights is not None else None
+    if rights is not None:
+        rights = replace(rights, signs=False)  # it was signed when it came first
     answer, owner = _Answer(), Identity(tenant, principal, rights)
     # Without a topic it needs no less to outlive this call, so it waits as a callback that is published nowhere.
     port = answer if envelope.reply_topic else Callback(state, answer, owner, envelope, "")

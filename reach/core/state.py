@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from reach.core.peers import Peer
     from reach.core.ports import Identity
     from reach.core.requests import Attachment, MessageKey, Request
+    from reach.core.signed import Nonces
     from reach.core.topics import Publishing
     from reach.core.version_policy import VersionPolicy
 
@@ -116,6 +117,7 @@ class State:
         self.lineage = lineage
         self.loop_limits = LoopLimits(rules.max_hops, rules.max_repeats)
         self.now = now
+        self.began_unix_ms = int(unix * 1000)
         self.unix_offset = unix - now
         """Added to `now`: a wall clock that does not jump while the node runs."""
         self.directory = Directory(Aliases(rules.aliases))
@@ -187,6 +189,8 @@ class State:
 
     def _know_no_node(self) -> None:
         """What is known of other nodes and of the registry, at the start."""
+        self.nonces: dict[tuple[str, str], Nonces] = {}
+        """By (tenant, principal): what those who must sign have signed lately."""
         self.principals: dict[tuple[str, str], Rights] = {}
         """By (tenant, principal): what all its keys allow together. Empty while authentication is off."""
         self.ended_keys: set[str] = set()

@@ -72,7 +72,7 @@ def _content(payload: Payload, kind: str | None) -> bytes:
         return payload.text.encode()
     if kind == "json":
         out = bytearray()
-        _walk(payload.json, out)
+        walk(payload.json, out)
         return bytes(out)
     if kind == "blob":
         blob = payload.blob
@@ -83,7 +83,8 @@ def _content(payload: Payload, kind: str | None) -> bytes:
     return b""
 
 
-def _walk(value: Value, out: bytearray) -> None:
+def walk(value: Value, out: bytearray) -> None:
+    """Add the one form of a JSON value: a letter for its kind, lengths and counts in four bytes, names in order."""
     kind = value.WhichOneof("kind")
     if kind == "string_value":
         _sized(b"s", value.string_value, out)
@@ -98,12 +99,12 @@ def _walk(value: Value, out: bytearray) -> None:
         out += b"{" + pack(">I", len(fields))
         for key in sorted(fields):
             _sized(b"k", key, out)
-            _walk(fields[key], out)
+            walk(fields[key], out)
     elif kind == "list_value":
         values = value.list_value.values
         out += b"[" + pack(">I", len(values))
         for item in values:
-            _walk(item, out)
+            walk(item, out)
     else:
         out += b"-"
 
