@@ -197,11 +197,16 @@ def response(to_envelope: Envelope, text: str = "", **more: Any) -> Envelope:
     )  # fmt: skip
 
 
+def bearer(key: str) -> tuple[tuple[str, str], ...]:
+    """The metadata of a call that shows an API key; empty: none."""
+    return (("authorization", f"Bearer {key}"),) if key else ()
+
+
 @contextlib.asynccontextmanager
-async def raw_stream(address: str, *, read: bool = True) -> AsyncIterator[RawLink]:
-    """A Connect stream on which nothing has been said yet."""
+async def raw_stream(address: str, *, read: bool = True, key: str = "") -> AsyncIterator[RawLink]:
+    """A Connect stream on which nothing has been said yet; `key` is the API key to open it with."""
     async with grpc.aio.insecure_channel(address, options=[*CLIENT_OPTIONS]) as channel:
-        call: Any = channel.stream_stream(CONNECT)()
+        call: Any = channel.stream_stream(CONNECT)(metadata=bearer(key))
         async with asyncio.timeout(LIMIT_S):
             await call.initial_metadata()
         link = RawLink(call)
@@ -223,10 +228,11 @@ async def raw_link(
     agents: Sequence[AgentRecord | str] = (),
     incarnation: bytes = b"",
     taker: Taker | None = None,
+    key: str = "",
     **hello: Any,
 ) -> AsyncIterator[RawLink]:
     """A stream that has said hello and was welcomed. With `taker` its agents live: probes answered, heartbeats sent."""
-    async with raw_stream(address) as link:
+    async with raw_stream(address, key=key) as link:
         if taker is not None:
             link.answering(taker)
         records = [record(each) if isinstance(each, str) else each for each in agents]
@@ -264,6 +270,6 @@ async def refusal(address: str, message: Envelope | bytes, method: str = "MeshSe
 
 
 __all__ = [
-    "Goodbye", "RawLink", "StreamOver", "call", "raw_link", "raw_stream", "record", "refusal", "request", "response",
-    "to",
+    "Goodbye", "RawLink", "StreamOver", "bearer", "call", "raw_link", "raw_stream", "record", "refusal", "request",
+    "response", "to",
 ]  # fmt: skip
