@@ -113,11 +113,7 @@ async def running(config: Config) -> AsyncIterator[Node]:
     record = _node_record(config)
     lineage = await lineage_secrets(store)
     engine = make_engine(config, time.time(), record.incarnation, lineage)
-    audit = Auditor(
-        config.node_id, lines, engine.state.stats, engine.state.redaction, unix=time.time, caller=caller_address
-    )
-    engine.audit, engine.reopen_audit = audit, audit.reopen
-    audit.note("node.started", version=VERSION)
+    audit = _audit(config, engine, lines)
     dial = encryption.dial if encryption is not None else None
     parts = Parts(engine, config, store, record, GrpcTransport(dial, path=LINK_PATH))
     secret = b""
@@ -164,8 +160,16 @@ async def running(config: Config) -> AsyncIterator[Node]:
         await store.close()
         await parts.close()
         await engine.close()
-        audit.note("node.stopped")
         audit.close()
+
+
+def _audit(config: Config, engine: Engine, lines: AuditFile | None) -> Auditor:
+    """Have the engine write its audit log there; the start of the node is its first line."""
+    state = engine.state
+    audit = Auditor(config.node_id, lines, state.stats, state.redaction, unix=time.time, caller=caller_address)
+    engine.audit, engine.reopen_audit = audit, audit.reopen
+    audit.note("node.started", version=VERSION)
+    return audit
 
 
 async def _keys(config: Config, store: Store) -> ApiKeys | None:

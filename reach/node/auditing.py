@@ -105,10 +105,11 @@ class Auditor:
             self._lines.reopen()
 
     def close(self) -> None:
-        """Write what is counted, and end."""
+        """Write what is counted and that the node has stopped, and end."""
         if self._timer is not None:
             self._timer.cancel()
         self._sum_up()
+        self.note("node.stopped")
         if self._lines is not None:
             self._lines.close()
 
