@@ -14,6 +14,7 @@ from agentreach.aio.tls import Tls, TlsFileError, TlsFiles
 from reach.core.certificates import Certificate
 
 PARSED_MAX = 4096  # certificates of peers whose parsed form is kept
+LOOKS_UNTIL_TOLD = 2
 WAY_MAX = 8  # certificates from a peer's to its root
 
 
@@ -32,21 +33,23 @@ class NodeCertificate:
         """What is in use: PEM bytes."""
         self.expires_at = _expiry(self.tls)
         """When the certificate in use ends, in Unix time."""
-        self._trouble = ""
+        self._trouble, self._seen = "", 0
 
     def look(self) -> bool:
         """Read the files again; True if what is in use has changed.
 
-        What cannot be used raises `CertificateUnusable`, once for each reason, and what was in use stays so.
+        What cannot be used leaves everything as it was. At the second look in a row (files are renewed one after
+        another, and belong together only when all are there) it raises `CertificateUnusable`, once for each reason.
         """
         try:
             found = _read(self._files, self._unix())
         except CertificateUnusable as error:
-            if str(error) == self._trouble:
-                return False
+            self._seen = self._seen + 1 if str(error) == self._trouble else 1
             self._trouble = str(error)
-            raise
-        self._trouble = ""
+            if self._seen == LOOKS_UNTIL_TOLD:
+                raise
+            return False
+        self._trouble, self._seen = "", 0
         if found == self.tls:
             return False
         self.tls, self.expires_at = found, _expiry(found)

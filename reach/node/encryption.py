@@ -41,6 +41,7 @@ class Encryption:
         self.principals = (
             CertifiedPrincipals(named(config.principals), lambda: self.tls.ca, unix) if self.asks_clients else None
         )
+        self._http_is_old = False
         self.http: HttpTls | None = None
         """For the HTTP server, unless it listens on loopback: there `curl http://…/readyz` works as ever."""
         if config.http and not loopback(config.http):
@@ -75,15 +76,15 @@ class Encryption:
         """Look once."""
         before = self.tls.ca
         try:
-            changed = await asyncio.to_thread(self._certificate.look)
-            if changed and self.http is not None:
+            if await asyncio.to_thread(self._certificate.look):
+                self._http_is_old = self.http is not None
+                log.info("certificate exchanged", expires_in_s=round(self._certificate.expires_at - self._unix()))
+            if self._http_is_old and self.http is not None:
                 await asyncio.to_thread(self.http.renew)
+                self._http_is_old = False
         except (CertificateUnusable, OSError) as error:
             self.reloads_failed += 1
             log.error("the certificate is not exchanged, the former one goes on", why=str(error))
-        else:
-            if changed:
-                log.info("certificate exchanged", expires_in_s=round(self._certificate.expires_at - self._unix()))
         if self.principals is not None:
             self.principals.look()
         if self.tls.ca != before:
