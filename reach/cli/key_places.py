@@ -145,6 +145,24 @@ def place(function: F) -> Callable[..., Any]:
     return found
 
 
+def _kind(name: str) -> dict[str, Any]:
+    if name == "insecure":
+        return {"is_flag": True, "flag_value": True}
+    if name == "registry_password":
+        return {"hidden": True, "callback": _not_typed}
+    return {"metavar": "TEXT"}
+
+
+def _not_typed(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """From the variable alone: what stands on a command line everybody on the machine can read."""
+    if context.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE:
+        raise click.UsageError(
+            "--registry-password is no option, for others can read it there: give --registry-password-file, or set "
+            "REACH_REGISTRY_PASSWORD"
+        )
+    return value
+
+
 def _options() -> list[Callable[[Any], Any]]:
     return [
         click.option("--keys-file", metavar="FILE", callback=_place, help="The keys are in this file."),
@@ -153,8 +171,7 @@ def _options() -> list[Callable[[Any], Any]]:
         *(
             click.option(
                 f"--{name.replace('_', '-')}", name, envvar=f"REACH_{name.upper()}", default=None,
-                help="As for `reach serve`, with --registry.",
-                **({"is_flag": True, "flag_value": True} if name == "insecure" else {"metavar": "TEXT"}),
+                help="As for `reach serve`, with --registry.", **_kind(name),
             )
             for name in _OF_REGISTRY
         ),

@@ -383,12 +383,18 @@ class TestSecrecy:
         assert any(b"parrot/one" in each for each in held)
         assert not [each for each in held if marker.encode() in each]
 
-    @pytest.mark.parametrize("command", ["serve", "check-config"])
+    @pytest.mark.parametrize("command", ["serve", "check-config", "keys list --registry etcd://127.0.0.1:1"])
     def test_the_password_is_no_option_because_those_are_everybodys_to_read(self, command: str) -> None:
-        done = run_reach(command, "--registry-password", PASSWORD)
+        done = run_reach(*command.split(), "--registry-password", PASSWORD)
         assert done.returncode == 2
         assert "--registry-password" in done.stderr
         assert PASSWORD not in done.stdout + done.stderr
+
+    def test_keys_are_made_by_certificate_and_by_a_password_from_the_variable(self, secured: Secured) -> None:
+        settings = {f"REACH_{name.upper()}": str(value) for name, value in secured.settings.items()}
+        made = run_reach("keys", "create", "--registry", settings.pop("REACH_REGISTRY"), "--principal", "p", **settings)
+        assert made.returncode == 0, made.stderr
+        assert made.stdout.startswith("reach_")
 
     @pytest.mark.parametrize("form", [(), ("--json",)])
     def test_check_config_shows_that_there_is_a_password_and_not_which(
@@ -414,8 +420,8 @@ def shown_by_the_system(pid: int) -> str:
     return (proc / "environ").read_text() + (proc / "cmdline").read_text()
 
 
-def run_reach(*arguments: str) -> subprocess.CompletedProcess[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("REACH_")}
+def run_reach(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("REACH_")} | variables
     return subprocess.run(
         [sys.executable, "-m", "reach.cli", *arguments], env=clean, capture_output=True, text=True, timeout=30
     )
