@@ -117,7 +117,6 @@ class State:
         self.lineage = lineage
         self.loop_limits = LoopLimits(rules.max_hops, rules.max_repeats)
         self.now = now
-        self.began_unix_ms = int(unix * 1000)
         self.unix_offset = unix - now
         """Added to `now`: a wall clock that does not jump while the node runs."""
         self.directory = Directory(Aliases(rules.aliases))
@@ -126,8 +125,6 @@ class State:
         self.replay = _replay(rules, self.unix_offset)
         self.callbacks = CallbackBook(age_s=rules.replay_s, entries_max=rules.replay_entries_max)
         self.dead_letters = _dead_letters(rules, self.stats)
-        self.redaction = Redaction(names_of(rules.redact))
-        """What no text that leaves the node may hold."""
         self.origins: dict[tuple[str, str, str], tuple[bytes, bytes]] = {}
         """By (tenant, principal, env): what `writing` puts into every delivery of theirs."""
         self.wheel: TimerWheel[Request] = TimerWheel()
@@ -148,7 +145,7 @@ class State:
         self.breakers_left: OrderedDict[tuple[str, str, str, bytes], Breaker] = OrderedDict()
         """By (tenant, env, agent_id, incarnation): of agents that left while theirs was not at rest."""
         self.returning = Returning(now, unix, rules.resume_window_s)
-        self._failures_in = self._failures = 0
+        self._have_told_nothing()
         self.draining = False
         self.leaves_at = 0.0
         """When a draining node ends what then still runs."""
@@ -179,6 +176,12 @@ class State:
         """By (tenant, principal, env, session_id): messages of which it is not known yet whether they have run."""
         self.lines_ready: list[Line] = []
 
+    def _have_told_nothing(self) -> None:
+        """What may be said to people, and how much of it."""
+        self.redaction = Redaction(names_of(self.rules.redact))
+        """What no text that leaves the node may hold."""
+        self._failures_in = self._failures = 0
+
     def _ask_for_nothing(self) -> None:
         """What a step leaves for its end."""
         self.overrun: set[Peer] = set()
@@ -189,6 +192,7 @@ class State:
 
     def _know_no_node(self) -> None:
         """What is known of other nodes and of the registry, at the start."""
+        self.began_unix_ms = int(self.unix * 1000)
         self.nonces: dict[tuple[str, str], Nonces] = {}
         """By (tenant, principal): what those who must sign have signed lately."""
         self.principals: dict[tuple[str, str], Rights] = {}
