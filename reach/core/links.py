@@ -99,7 +99,7 @@ def _new_peer(state: State, who: Identity, message: pb.Hello) -> Peer:
     # Who is known is called by that name: it could call itself by another's.
     name = message.name if who.rights is None and is_name(message.name) else who.principal
     peer.caller_id = f"caller/{name}-{link_id[:8]}"
-    peer.env = normalise_env(message.env)
+    peer.env, peer.numbers_items = normalise_env(message.env), bool(message.sdk)
     # Hand-written processes may leave it out; they must not all be taken for one and the same.
     peer.incarnation = bytes(message.incarnation) or state.rng.getrandbits(_RANDOM_BITS).to_bytes(16, "big")
     state.peers[link_id] = peer

@@ -59,6 +59,7 @@ class NodePeer(Peer):
     def __init__(self, state: State, node_id: str) -> None:
         super().__init__(state, f"node/{node_id}", b"", Identity(tenant="", principal=f"node/{node_id}"))
         self.connected = False
+        self.numbers_items = True
         self.node_id = node_id
         self.address = ""
         """From its record in the store; empty while that is not there."""

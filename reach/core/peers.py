@@ -45,6 +45,7 @@ class Peer:
         "incarnation",
         "link",
         "link_id",
+        "numbers_items",
         "requests",
         "restarts",
         "state",
@@ -82,6 +83,8 @@ class Peer:
         """The current stream, opaque to the core: the engine wakes its outlet."""
         self.connected = True
         self.welcomed = False
+        self.numbers_items = False
+        """The items of a streamed reply are numbered by who sends them: an SDK, or a node. Who writes by hand may not."""
         self.arriving = 0
         """Registrations that the store has not answered yet."""
         self.closing = False

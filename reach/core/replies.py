@@ -61,7 +61,13 @@ def _answered(state: State, peer: Peer, envelope: Envelope) -> Request | None:
 
 
 def _item(state: State, request: Request, envelope: Envelope) -> None:
-    if request.repeats:
+    if request.items and request.attachment is not None and request.attachment.peer.numbers_items:
+        request.repeats = 0
+        if envelope.sequence < request.items:  # it was sent again, or its agent has moved and begins from the start
+            if not envelope.sequence:
+                credit.grant_again(state, request.attachment)
+            return
+    elif request.repeats:
         if request.repeats == request.items and request.attachment is not None:
             credit.grant_again(state, request.attachment)  # only now its home knows the request
         request.repeats -= 1

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.error_pb2 import Error
 from agentreach.v1.frame_pb2 import Progress, Signal, StreamCredit
 from agentreach.wire.errors import failure
-from tests.support.core import CoreMesh, Process
+from tests.support.core import CoreMesh, Process, record
+from tests.support.cores import Cores
 
 
 def _credits(agent: Process) -> list[int]:
@@ -203,3 +206,31 @@ def test_a_link_that_begins_anew_is_told_the_credit_again() -> None:
     assert _credits(agent) == [300, 300]
     agent.answer(message)
     core.assert_settled()
+
+
+@pytest.mark.parametrize("entry", [0, 1])
+@pytest.mark.parametrize("came", [1, 3])
+def test_items_that_come_once_more_are_given_once(entry: int, came: int) -> None:
+    """A process whose link began anew, or that has gone round by another node, begins again with all that it keeps."""
+    cores = Cores(2)
+    core, caller = cores.nodes[0], cores.nodes[entry].caller()
+    agent = core.process("echo-1")
+    agent.forget()
+    agent.sdk = "with numbers"
+    agent.connect(record("echo/1"))
+    message = caller.request(timeout_ms=60_000)
+    for number in range(came):
+        agent.answer(message, str(number), more=True, sequence=number)
+    agent.cut()
+    agent.forget()
+    agent.connect()
+    first, again = agent.requests
+    assert again.message_id == first.message_id and again.entry == first.entry
+    for _ in range(2):  # what was not acknowledged is sent again, and then all for the request that came again
+        for number in range(came):
+            agent.answer(again, str(number), more=True, sequence=number)
+    agent.answer(again, str(came), more=True, sequence=came)
+    agent.answer(again, "end")
+    assert [reply.payload.text for reply in caller.replies] == [*map(str, range(came + 1)), "end"]
+    assert [reply.sequence for reply in caller.replies] == list(range(came + 2))
+    cores.assert_settled()

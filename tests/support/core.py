@@ -80,6 +80,8 @@ class Process:
         """What its agents answer to probes; with None they do not answer."""
         self.answers_probes = True
         self.answers_lookups = True
+        self.sdk = ""
+        """With one it numbers the items of its streamed replies."""
         self.confirms_cancels = True
         self.handler: Callable[[Process, Envelope], None] | None = None
         self.releases: Callable[[Process, frames.SessionRelease], None] | None = no_hooks
@@ -122,6 +124,7 @@ class Process:
             last_seq=self.link.last_accepted,
             env=self.env,
             name=self.name,
+            sdk=self.sdk,
         )
         self.link.cut()
         self.welcome = None
