@@ -46,14 +46,14 @@ class KeysFile:
         self.path = path
         self.file = KeyFile(path)
 
-    def add(self, principal: str, *, expires_in_s: float | None = None, **rights: Any) -> str:
+    def add(self, principal: str, *, expires_in_s: float | None = None, made_ago_s: float = 0.0, **rights: Any) -> str:
         """A new key. Without rights it may do nothing; `**EVERYTHING` allows all but administration."""
         issued: list[str] = []
+        now = time.time() - made_ago_s
 
         def decide(kept: Kept) -> Kept:
-            kept, new = key_orders.create(
-                kept, info(principal, expires_in_s=expires_in_s, **rights), minted(), time.time()
-            )
+            wanted = info(principal, expires_in_s=expires_in_s, now=now, **rights)
+            kept, new = key_orders.create(kept, wanted, minted(), now)
             issued.append(new.key)
             return kept
 
