@@ -53,8 +53,8 @@ class Agent:
     taken over by whoever registers it next, so prefer the former. `capabilities`, `version`, `labels` are what it is
     found by. `max_concurrency` requests run at once (0: any number); `session_concurrency` of one session.
     `reentrant` lets a call that comes back to this agent within its own call tree use the slot it already holds.
-    `weight` (default 100) is its share of the traffic. `url`, `api_key`, `tls` default to the environment
-    (`REACH_URL` …). `own_link` gives it a connection of its own.
+    `weight` (default 100) is its share of the traffic. `url`, `api_key`, `tls`, `signing_secret` default to
+    the environment (`REACH_URL` …). `own_link` gives it a connection of its own.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class Agent:
         drain_timeout: float = DRAIN_TIMEOUT_S,
         own_link: bool = False,
         transport: Transport | None = None,
+        signing_secret: str | None = None,
     ) -> None:
         agent_type, own = _name_parts(name_or_type)
         capabilities = arguments.names("capabilities", capabilities)
@@ -100,7 +101,7 @@ class Agent:
             description=description,
         )
         self._capabilities = [_name("capability", capability) for capability in capabilities]
-        self._url, self._api_key, self._tls = url, api_key, tls
+        self._url, self._api_key, self._tls, self._signing_secret = url, api_key, tls, signing_secret
         self._drain_timeout_s = drain_timeout
         self._own_link = own_link
         self._transport = transport
@@ -211,7 +212,7 @@ class Agent:
         return self._lease.link
 
     def _access(self) -> Access:
-        return access(self._url, self._api_key, self._tls)
+        return access(self._url, self._api_key, self._tls, self._signing_secret)
 
     # ---- life ----
 

@@ -21,6 +21,7 @@ from agentreach.v1 import frame_pb2 as frames
 from agentreach.wire import payload as payloads
 from agentreach.wire.framing import varint
 from agentreach.wire.limits import STREAM_CREDIT_INITIAL, TIMEOUT_MS_MIN
+from agentreach.wire.outbox import Item
 
 if TYPE_CHECKING:
     from agent_sdk.link import MeshLink
@@ -63,9 +64,14 @@ class Calls:
         call.token = self._wheel.schedule(call, call.deadline + GRACE_S)
         if not kept:
             data = call.data if not self._returning_until else self._marked(call.data)
-            call.item = owner.send(data, call.priority)
+            call.item = self._put(data, call.priority)
         if owner._ticker is None:
             owner.tick_on()
+
+    def _put(self, data: bytes, priority: int) -> Item:
+        """Put a request or an event on the link, signed if it must be: each time anew."""
+        signer = self._owner.signer
+        return self._owner.send(data if signer is None else signer.signed(data), priority)
 
     def join(self, call: Call, content: tuple[bytes, bytes], deadline: float) -> Joiner:
         """Wait for a call that is under way. Raises `IdempotencyConflict` if it is about something else."""
@@ -305,7 +311,7 @@ class Calls:
             return  # a node would refuse it as out of bounds; its guard is due
         doubtful = call.may_have_executed
         mark = why + NOT_FRESH if doubtful else why
-        item = self._owner.send(b"".join((call.data, TIMEOUT_MS, varint(left_ms), mark)), call.priority)
+        item = self._put(b"".join((call.data, TIMEOUT_MS, varint(left_ms), mark)), call.priority)
         item.doubtful = doubtful
         call.item = item
 

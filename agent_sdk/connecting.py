@@ -54,8 +54,9 @@ class Connecting:
         timeout: float | None,
         own_link: bool,
         transport: Transport | None,
+        signing_secret: str | None,
     ) -> None:
-        self._access = access(url, api_key, tls)
+        self._access = access(url, api_key, tls, signing_secret)
         self._env, self._name = env, name
         self._timeout_s = timeout
         self._own_link = own_link
@@ -97,13 +98,15 @@ def connect(
     timeout: float | None = CONNECT_TIMEOUT_S,
     own_link: bool = False,
     transport: Transport | None = None,
+    signing_secret: str | None = None,
 ) -> Connecting:
     """Connect to the mesh.
 
     `url` is `HOST:PORT[,HOST:PORT…]`, tried in that order; default `REACH_URL`, else 127.0.0.1:7070. Waits `timeout`
     seconds for a node, then raises `ConnectFailed`; a url that cannot be read and bad credentials end it at once.
     `env` is the environment to talk in (`production` if empty), `name` a wish for the caller's id. Clients of one
-    process share a connection, unless `own_link`.
+    process share a connection, unless `own_link`. `signing_secret` came with an API key whose messages must be signed
+    (default `REACH_SIGNING_SECRET`).
     """
     if url is not None:
         arguments.check_text("url", url)
@@ -111,4 +114,4 @@ def connect(
         arguments.check_text(what, text)
     if timeout is not None:
         arguments.check_seconds("timeout", timeout)
-    return Connecting(url, env, name, api_key, tls, timeout, own_link, transport)
+    return Connecting(url, env, name, api_key, tls, timeout, own_link, transport, signing_secret)

@@ -62,7 +62,14 @@ def take(
     key = (access, name, env, id(transport) if transport is not None else 0)
     lease = None if own_link else links.get(key)
     if lease is None or lease.link.failure is not None:
-        link = MeshLink(access.addresses, transport or transport_for(access), access.metadata, name=name, env=env)
+        link = MeshLink(
+            access.addresses,
+            transport or transport_for(access),
+            access.metadata,
+            name=name,
+            env=env,
+            signer=access.signer,
+        )
         lease = Lease(link, None if own_link else key)
         if not own_link:
             links[key] = lease

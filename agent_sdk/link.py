@@ -31,6 +31,7 @@ from agentreach.wire.outbox import NORMAL, Item
 
 if TYPE_CHECKING:
     from agent_sdk.host import Host
+    from agent_sdk.signer import Signer
     from agentreach.v1.error_pb2 import Error
 
 log = logging.getLogger("agent_sdk")
@@ -51,12 +52,14 @@ class MeshLink:
         *,
         name: str = "",
         env: str = "",
+        signer: Signer | None = None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.addresses = addresses
         self.name = name
         self.env = env
         self.pid = os.getpid()
+        self.signer = signer
         self.link = Link()
         self.outlet: Outlet | None = None
         self.limits = frames.Limits(payload_bytes_max=limits.PAYLOAD_BYTES_MAX)

@@ -104,6 +104,8 @@ class LinkStream:
 
     def _settle(self, welcome: frames.Welcome, outlet: Outlet) -> bool:
         """Take the welcome: resume or restart the link. False if the node's numbers do not fit ours."""
+        if self._owner.signer is not None:
+            self._owner.signer.audience = welcome.link_id or welcome.node_id
         if welcome.resumed:
             if not self._link.resume(welcome.last_seq):
                 self.reason = "the node resumed from a frame that is not kept here"

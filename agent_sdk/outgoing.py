@@ -17,7 +17,7 @@ from agentreach.wire.framing import varint
 MESSAGE_ID, PAYLOAD, CORRELATION_ID, ENTRY, TRACE_ID = b"\x0a", b"\x32", b"\x3a", b"\x42", b"\x4a"
 TIMEOUT_MS, ATTEMPT = b"\x58", b"\x60"
 EPOCH, SEQUENCE, ERROR, TIMING, SESSION_ID = b"\xa8\x01", b"\xe0\x01", b"\xfa\x01", b"\x82\x02", b"\x9a\x01"
-REPLY_TOPIC = b"\xf2\x01"
+REPLY_TOPIC, SIGNATURE = b"\xf2\x01", b"\xa2\x02"
 FRESH, NOT_FRESH, MORE = b"\x68\x01", b"\x68\x00", b"\xe8\x01\x01"
 RESENT = b"\xc0\x02\x01"
 # A Payload of bytes: content_type, then the key of its body.

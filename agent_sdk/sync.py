@@ -245,13 +245,22 @@ def connect(
     timeout: float | None = CONNECT_TIMEOUT_S,
     own_link: bool = False,
     transport: Transport | None = None,
+    signing_secret: str | None = None,
 ) -> Mesh:
     """Connect to the mesh: see `agent_sdk.connect`. Returns when a node has been reached, or raises `ConnectFailed`."""
     loop = _loop()
 
     async def reach() -> ConnectedMesh:
         return await connecting.connect(
-            url, env=env, name=name, api_key=api_key, tls=tls, timeout=timeout, own_link=own_link, transport=transport
+            url,
+            env=env,
+            name=name,
+            api_key=api_key,
+            tls=tls,
+            timeout=timeout,
+            own_link=own_link,
+            transport=transport,
+            signing_secret=signing_secret,
         )
 
     return Mesh(_wait(loop, reach()), loop)

@@ -27,7 +27,8 @@ from reach.node.settings import Config, Setting, Table, settings
 
 __all__ = ["Config", "ConfigError", "Setting", "describe", "load", "loopback", "split_address"]
 
-_OTHERS = frozenset({"REACH_URL", "REACH_API_KEY", "REACH_SOAK", "REACH_CONFIG"})  # of the SDK, tests, and the file
+_OTHERS = frozenset({"REACH_URL", "REACH_API_KEY", "REACH_SIGNING_SECRET", "REACH_SOAK", "REACH_CONFIG"})
+"""Of the SDK, of tests, and where the file is."""
 _OTHERS_PREFIX = "REACH_CLIENT_"
 _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
