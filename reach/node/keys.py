@@ -21,7 +21,7 @@ from reach.core.ports import Identity
 
 log = structlog.get_logger("reach.keys")
 
-LOOK_S = 0.5
+LOOK_S = 0.25
 """How late an expired key, and a changed file, may be noticed."""
 USED_TOLD_S = 60.0
 _AT_A_TIME = 2  # slow hashes: threads, and 4 MiB of memory each
