@@ -202,3 +202,12 @@ def test_explain_by_one_key_leaves_out_what_another_of_the_principal_allows(path
     assert run(*ask, "--principal", "alice").exit_code == 0
     assert run(*ask, "--key-id", key_id(narrow)).exit_code == 1
     assert run(*ask, "--key-id", "12345678").exit_code == 2
+
+
+def test_check_config_finds_keys_that_no_node_would_start_with(path: Path) -> None:
+    check = ("check-config", "--auth", "keys", "--keys-file", str(path))
+    assert "cannot be read" in run(*check).output and run(*check).exit_code == 2
+    key = create(path)
+    assert run(*check).exit_code == 0
+    KeysFile(path).revoke(key)
+    assert "all 1 have ended" in run(*check).output and run(*check).exit_code == 2
