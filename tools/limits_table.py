@@ -124,7 +124,37 @@ LIMITS: dict[str, tuple[Bound, ...]] = {
         Bound("events that wait for a subscription's reader", "agent_sdk.topics._EVENTS_MAX",
               "the oldest go; `subscription.dropped` counts"),
     ),
+    "One principal, one tenant (0: no limit)": (
+        *(
+            Bound(f"{what} of one {whose}", f"{whose}_{name}", at_it, unit)
+            for whose in ("principal", "tenant")
+            for what, name, at_it, unit in (
+                ("links to a node", "links_max", "the stream ends: goodbye PROTOCOL_ERROR, which says why", ""),
+                ("agents in the mesh", "agents_max", "the agent is refused: OVERLOADED", ""),
+                ("requests, events and queries a second", "requests_per_s",
+                 "OVERLOADED with `retry_after_ms`; copies sent again may come to twice as many in a burst", ""),
+                ("bytes a second, to a node", "bytes_per_s",
+                 "requests and events are OVERLOADED until what came is paid for; answers go through", "bytes"),
+                ("conversations, on a node", "sessions_max", "new ones: OVERLOADED", ""),
+                ("subscriptions, on a node", "topics_max", "`unsubscribed` with OVERLOADED", ""),
+                ("streamed replies under way, on a node", "streams_max",
+                 "OVERLOADED; over a link with its first item, which ends the handler", ""),
+            )
+        ),
+        Bound("of the limits per second, what may come at once", "quota_burst_s", "see above", "s"),
+        Bound("streams of one principal without a hello, on a node", "principal_silent_streams_max",
+              "the stream is refused: OVERLOADED"),
+        Bound("principals with an account on a node on which there are limits", "reach.core.quotas.ACCOUNTS_MAX",
+              "those that have nothing, and did nothing for a while, are forgotten"),
+    ),
     "One node": (
+        Bound("streams without a hello", "silent_streams_max", "the stream is refused: OVERLOADED"),
+        Bound("headers of a call, 32 more for each", "agentreach.aio.options.METADATA_BYTES_MAX",
+              "gRPC refuses the call: RESOURCE_EXHAUSTED", "bytes"),
+        Bound("calls and streams on one connection", "agentreach.aio.options.STREAMS_MAX",
+              "further ones wait in the client"),
+        Bound("connections to the HTTP address", "reach.adapters.http_guard.CONNECTIONS_MAX", "closed at once"),
+        Bound("head of an HTTP request", "reach.adapters.http_guard.HEAD_BYTES_MAX", "400 or 431", "bytes"),
         Bound("entries of `principals`", "reach.node.principals.PRINCIPALS_MAX", "the node does not start"),
         Bound("processes connected", "links_max", "the stream ends: goodbye PROTOCOL_ERROR"),
         Bound("addresses of other nodes that a process is told and keeps", _WIRE + "PEERS_MAX",

@@ -48,8 +48,9 @@ def _is_port(source: Source) -> bool:
     return source.path in ("reach/core/ports.py", "reach/core/store.py", "reach/core/snapshots.py")
 
 
-SHARED_ADAPTERS = frozenset({"binding", "memory_keyspace", "told"})
-"""What both servers do to take an address; the inner half of the memory store; what a node's refusal says."""
+SHARED_ADAPTERS = frozenset({"binding", "http_guard", "memory_keyspace", "told"})
+"""What both servers do to take an address; the outer half of the HTTP server, the inner half of the memory store; what
+a node's refusal says."""
 
 
 def adapters_met(source: Source) -> list[str]:
