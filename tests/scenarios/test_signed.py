@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -91,16 +92,16 @@ def scene() -> Scene:
     return Scene()
 
 
-def request(message_id: str = "m-1", **fields: object) -> Envelope:
-    return Envelope(  # type: ignore[arg-type]  # fields of Envelope
-        message_id=message_id,
-        type=pb.REQUEST,
-        target=Target(agent_type="echo"),
-        payload=Payload(text="hi"),
-        timeout_ms=5000,
-        fresh=True,
-        **fields,
-    )
+def request(message_id: str = "m-1", **fields: Any) -> Envelope:
+    values: dict[str, Any] = {
+        "message_id": message_id,
+        "type": pb.REQUEST,
+        "target": Target(agent_type="echo"),
+        "payload": Payload(text="hi"),
+        "timeout_ms": 5000,
+        "fresh": True,
+    }
+    return Envelope(**(values | fields))
 
 
 def test_a_signed_message_is_taken_in_and_the_same_bytes_a_second_time_are_not(scene: Scene) -> None:
@@ -139,13 +140,13 @@ def test_without_a_signature_or_with_one_that_is_none_nothing_enters(scene: Scen
     ],
     ids=str,
 )
-def test_a_captured_message_that_was_changed_is_not_believed(scene: Scene, change: dict[str, object]) -> None:
+def test_a_captured_message_that_was_changed_is_not_believed(scene: Scene, change: dict[str, Any]) -> None:
     captured = scene.sign(request())
     forged = Envelope()
     forged.CopyFrom(captured)
     for name in change:
         forged.ClearField(name)  # type: ignore[arg-type]  # a name of its fields
-    forged.MergeFrom(Envelope(**change))  # type: ignore[arg-type]  # the same
+    forged.MergeFrom(Envelope(**change))
     assert "does not fit" in scene.invoke(forged)
 
 

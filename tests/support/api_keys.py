@@ -45,6 +45,8 @@ class KeysFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.file = KeyFile(path)
+        self.signing: dict[str, str] = {}
+        """By key: the signing secret of those made with signs=True."""
 
     def add(self, principal: str, *, expires_in_s: float | None = None, made_ago_s: float = 0.0, **rights: Any) -> str:
         """A new key. Without rights it may do nothing; `**EVERYTHING` allows all but administration."""
@@ -55,6 +57,7 @@ class KeysFile:
             wanted = info(principal, expires_in_s=expires_in_s, now=now, **rights)
             kept, new = key_orders.create(kept, wanted, minted(), now)
             issued.append(new.key)
+            self.signing[new.key] = new.signing_text
             return kept
 
         self.file.change(decide)

@@ -34,7 +34,7 @@ _SHAPES = re.compile(
         (
             r"-----BEGIN[A-Z ]{0,40}PRIVATE KEY(?:-----|(?=…)).*?(?:-----END[A-Z ]{0,40}PRIVATE KEY-----|\Z)",
             r"(?P<url>://)[^\s/\"'<>]{0,4096}@",
-            r"(?P<ours>reach_[0-9a-f]{8}_)[A-Za-z0-9_-]+",
+            r"(?P<ours>reach_(?:[0-9a-f]{8}|sign)_)[A-Za-z0-9_-]+",
             r"(?i:(?P<scheme>\b(?:bearer|basic)\s{1,4}))[A-Za-z0-9._~+/=-]{4,}",
             _shape("(?:AKIA|ASIA)", "[0-9A-Z]", 12),
             _shape("gh[pousr]_", "[A-Za-z0-9]", 12),

@@ -21,7 +21,7 @@ def body(alphabet: str, least: int, most: int = 60) -> st.SearchStrategy[str]:
 
 
 SHAPES = {
-    "our own key": (st.from_regex(r"reach_[0-9a-f]{8}_", fullmatch=True), body(B64, 8)),
+    "our own key": (st.from_regex(r"reach_([0-9a-f]{8}|sign)_", fullmatch=True), body(B64, 8)),
     "bearer": (st.sampled_from(["Bearer ", "bearer ", "BEARER  ", "Basic "]), body(ALNUM + "._~+/=-", 8)),
     "aws": (st.sampled_from(["AKIA", "ASIA"]), body(string.ascii_uppercase + string.digits, 16, 16)),
     "github": (st.sampled_from(["ghp_", "gho_", "ghs_"]), body(ALNUM, 36, 36)),
