@@ -223,6 +223,7 @@ def cut(state: State, node: NodePeer, why: str) -> None:
     node.cut_at = node.since = state.now
     node.why_down = why or "its stream ended"
     node.link.cut()
+    vanished.home_cut(state, node)
     wants.node_lost(state, node)
     returning.node_lost(state)
     remote.link_cut(state, node)

@@ -84,7 +84,7 @@ class Peer:
         self.connected = True
         self.welcomed = False
         self.numbers_items = False
-        """The items of a streamed reply are numbered by who sends them: an SDK, or a node. Who writes by hand may not."""
+        """The items of its streamed replies are numbered, as by an SDK or a node; who writes by hand may not do it."""
         self.arriving = 0
         """Registrations that the store has not answered yet."""
         self.closing = False

@@ -88,6 +88,8 @@ def answer(state: State, request: Request, reply: bytes, outcome: str, error: Er
     """
     now = state.now
     item: Item | None = None
+    if request.visitor is not None and not request.visitor.node.connected:
+        request.node_made_id = False  # its entry may be lost, and its caller asks again by another node
     if request.session_event and request.lane is not None and outcome != "CANCELLED":
         request.lane.event = 0  # somebody was told
     for waiter in request.waiters:
@@ -145,6 +147,7 @@ def _close_books(state: State, request: Request, outcome: str, error: Error | No
             request.parent_message_id,
             request.source,
             request.key[0],
+            request.key[2],
             agent.agent_id if agent is not None else "",
             outcome,
             received,
@@ -186,6 +189,7 @@ def traced(state: State, request: Request, outcome: str = "", journey: Journey |
         request.received,
         request.received + state.unix_offset,
         request.key[0],
+        request.key[2],
     )
     found.agent_id = request.agent.agent_id if request.agent is not None else ""
     found.outcome = outcome

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from reach.core.state import State
 
 REMEMBERED_S = 15.0  # callers send again within 5 s, and their owner then waits for 10
+SETTLED_S = 2.0  # a home that lived so much longer than an agent has told everybody what became of its messages
 VANISHED_MAX = 10_000  # processes that are remembered; beyond, the oldest is forgotten
 
 SELECTORS_MAX = 1_000  # whose matches are kept; beyond, they are looked for again
@@ -100,9 +101,20 @@ def left_behind(state: State, record: AgentRecord) -> None:
 
 def home_left(state: State, node: NodePeer) -> None:
     """A home left in good order: whoever asked it has been told."""
+    _settled(state, node, state.now)
+
+
+def home_cut(state: State, node: NodePeer) -> None:
+    """The link to a home was cut, which may be its end: what it had judged long before is settled."""
+    _settled(state, node, state.now - SETTLED_S)
+
+
+def _settled(state: State, node: NodePeer, gone_by: float) -> None:
     entries = state.vanished.entries
-    for key in [key for key, each in entries.items() if each.node is node and not _had(node, each.agent)]:
-        del entries[key]
+    until = gone_by + REMEMBERED_S
+    for key, each in list(entries.items()):
+        if each.node is node and each.until <= until and not _had(node, each.agent):
+            del entries[key]
 
 
 def _had(node: NodePeer, agent: Agent) -> bool:

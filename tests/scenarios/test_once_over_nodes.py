@@ -365,3 +365,48 @@ def test_what_an_agent_brought_along_to_another_node_and_took_away_with_it_does_
         error = caller.error_of(name)
         assert error.code == codes.AGENT_LOST and error.may_have_executed, number
     cores.assert_settled()
+
+
+def test_what_an_agent_had_that_ended_long_before_its_home_was_settled_by_it() -> None:
+    """Else an id of an application's would wait, after the loss of a node, for all that had ended at it."""
+    cores = Cores(3)
+    home, entry, other = cores.nodes
+    agent = home.agent("echo/1")
+    agent.cut()
+    successor = dials(other, agent, same=False)
+    cores.advance(3.0)
+    cores.kill(home)
+    cores.start_again(home)
+    caller = entry.caller()
+    name = caller.request("an id of its application", fresh=False)
+    successor.answer(name)
+    assert not caller.reply_to(name).HasField("error")
+    cores.assert_settled()
+
+
+@pytest.mark.parametrize("answers", [True, False])
+@pytest.mark.parametrize("owner", [1, 2])
+def test_a_home_keeps_what_became_of_a_message_whose_entry_was_lost_before_it_ended(owner: int, answers: bool) -> None:
+    """Its entry's to keep, and the entry is gone; then the agent is killed too, and its successor is there at once."""
+    cores = Cores(3)
+    entry, home, other = cores.nodes
+    agent = home.agent("echo/1")
+    name = message_owned_by(cores.nodes[owner], other)
+    entry.caller("first").request("same", message_id=name, timeout_ms=20_000)
+    cores.kill(entry)
+    if answers:
+        agent.answer(name, "once")
+    agent.cut()
+    successor = dials(other, agent, same=False)
+    cores.advance(3.0)
+    caller = other.caller()
+    caller.request("same", message_id=name, fresh=False, timeout_ms=30_000)
+    cores.advance(1.0)
+    assert not successor.has(name)
+    if answers:
+        assert caller.text_of(name) == "once"
+    else:
+        error = caller.error_of(name)
+        assert error.code == codes.AGENT_LOST and error.may_have_executed
+    cores.advance(30.0)
+    cores.assert_settled()
