@@ -300,6 +300,11 @@ def may_read(rights: Rights | None, env: str, *, who: str = "this principal") ->
     return _wrong_env(rights, env, who)
 
 
+def sees(rights: Rights | None, env: str) -> bool:
+    """Whether somebody is told of what there is in an env."""
+    return rights is None or rights.holds_in(env)
+
+
 def within(rights: Rights | None) -> frozenset[str] | None:
     """The envs of which somebody is told; None: all."""
     return rights.within if rights is not None else None

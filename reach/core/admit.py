@@ -184,7 +184,14 @@ def refuse(state: State, port: Port, envelope: Envelope, source: str, error: Err
     trace_id = envelope.trace_id[: limits.TRACE_ID_CHARS_MAX]
     code = codes.ErrorCode.Name(error.code)
     traced = Traced(
-        message_id[: limits.MESSAGE_ID_CHARS_MAX], "", trace_id, source, state.now, state.unix, envelope.tenant
+        message_id[: limits.MESSAGE_ID_CHARS_MAX],
+        "",
+        trace_id,
+        source,
+        state.now,
+        state.unix,
+        envelope.tenant,
+        normalise_env(envelope.env),
     )
     traced.stages += (("received", state.now, 0, ""), ("failed", state.now, 0, code))
     traced.outcome = code

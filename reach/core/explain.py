@@ -85,9 +85,11 @@ def explain(
     exclude: Collection[str] = frozenset(),
     readmit: bool = True,
     version_policies: Policies = _NO_POLICIES,
+    within: frozenset[str] | None = None,
 ) -> Explanation:
     """Decide as `balance.choose` would, and say why. Arguments are those of the decision explained.
 
+    `within`: the envs that whoever reads it may know of; None: all of the tenant.
     `pin` is the agent_id that the message's session is pinned to: it is the choice, whatever its state, and everybody
     else is removed. `session_id` is that of a session without one: as `balance.choose_owner` would, the ring chooses,
     whatever the policy and the slots. `SelectorError` for a target that cannot be routed.
@@ -96,7 +98,7 @@ def explain(
     policy = policy or LEAST_ACTIVE
     matching: list[Agent] = []
     removals: dict[Agent, Removal] = {}
-    for agent in _related_first(directory, selector):
+    for agent in _related_first(directory, selector, within):
         if selector.matches(agent):
             matching.append(agent)
         else:
@@ -150,11 +152,11 @@ def _by_version(removals: dict[Agent, Removal], chosen: Agent, picked: Picked, n
     return found
 
 
-def _related_first(directory: Directory, selector: Selector) -> Iterator[Agent]:
+def _related_first(directory: Directory, selector: Selector, within: frozenset[str] | None = None) -> Iterator[Agent]:
     """The tenant's agents, those of the same id, type or with a capability in common before all others."""
     rest: list[Agent] = []
     walked = 0
-    for env in sorted(directory.envs(selector.tenant), key=lambda env: (env != selector.env, env)):
+    for env in sorted(directory.envs(selector.tenant, within), key=lambda env: (env != selector.env, env)):
         for agent in directory.agents_in(selector.tenant, env):
             walked += 1
             if walked > _WALKED_MAX:

@@ -46,7 +46,7 @@ ASKED_ALONE = ("reach-nodes", "this")
 
 
 ASKED_FOR = "reach-for"
-"""Metadata of such a question: TENANT/PRINCIPAL of the admin who asked."""
+"""Metadata of such a question, about the admin who asked: TENANT/ENVS/PRINCIPAL, its envs parted by commas."""
 
 
 Introduce = Callable[[str, "Identity | None"], tuple[tuple[str, str], ...]]

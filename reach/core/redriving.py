@@ -19,7 +19,7 @@ from agentreach.v1.error_pb2 import Error
 from agentreach.wire.errors import code_name, failure
 from agentreach.wire.names import normalise_env, topic_fault
 from agentreach.wire.redaction import Redaction
-from reach.core import admit
+from reach.core import access, admit
 from reach.core.access import NO_RIGHTS
 from reach.core.callbacks import Callback
 from reach.core.dead_letter_book import Letter
@@ -36,7 +36,8 @@ LISTED_BYTES_MAX = 4 << 20  # of one answer; the bound of most gRPC clients
 def listed(state: State, who: Identity, asked: admin.ListDeadLettersRequest) -> admin.ListDeadLettersReply:
     """The letters of the asker's tenant, youngest first, without anything that a payload holds."""
     state.dead_letters.expire(state.now)
-    found = state.dead_letters.find(who.tenant, asked.message_id)
+    letters = state.dead_letters.find(who.tenant, asked.message_id)
+    found = [letter for letter in letters if access.sees(who.rights, letter.key[2])]
     reply = admin.ListDeadLettersReply(kept=len(found))
     size = 0
     for letter in found[: min(asked.limit or LISTED_MAX, LISTED_MAX)]:
@@ -160,7 +161,10 @@ def _the_one(state: State, who: Identity, asked: admin.RedriveDeadLetterRequest)
     found = [
         letter
         for letter in state.dead_letters.find(who.tenant, asked.message_id)
-        if asked.message_id and asked.principal in ("", letter.key[1]) and env in ("", letter.key[2])
+        if access.sees(who.rights, letter.key[2])
+        and asked.message_id
+        and asked.principal in ("", letter.key[1])
+        and env in ("", letter.key[2])
     ]
     if len(found) == 1:
         return found[0]

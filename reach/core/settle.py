@@ -147,6 +147,7 @@ def _close_books(state: State, request: Request, outcome: str, error: Error | No
             request.parent_message_id,
             request.source,
             request.key[0],
+            request.key[2],
             agent.agent_id if agent is not None else "",
             outcome,
             received,
@@ -188,6 +189,7 @@ def traced(state: State, request: Request, outcome: str = "", journey: Journey |
         request.received,
         request.received + state.unix_offset,
         request.key[0],
+        request.key[2],
     )
     found.agent_id = request.agent.agent_id if request.agent is not None else ""
     found.outcome = outcome

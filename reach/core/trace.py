@@ -40,7 +40,7 @@ Timing = tuple[float, int, int, int]
 # what they hold; with an object and a list for each of 50,000 messages every full collection took 60 ms, at full
 # speed once a second. Stages are made of the times when somebody asks: (trace_id, number of the trace's message before
 # this one, the fields of `Traced` up to received_unix, those of `Journey`).
-_Packed = tuple[str, int, str, str, str, str, str, str, float, float, "Journey"]
+_Packed = tuple[str, int, str, str, str, str, str, str, str, float, float, "Journey"]
 
 Journey = tuple[str, float, float, float, int, int, int, tuple[Stage, ...]]
 """(how it was routed, delivered at, accepted at, ended at, attempt, µs in the agent's queue, µs in the handler, notes).
@@ -53,6 +53,7 @@ class Traced:
 
     __slots__ = (
         "agent_id",
+        "env",
         "message_id",
         "outcome",
         "parent_message_id",
@@ -74,12 +75,14 @@ class Traced:
         received: float,
         received_unix: float,
         tenant: str = "",
+        env: str = "",
     ) -> None:
         self.message_id = message_id
         self.parent_message_id = parent_message_id
         self.trace_id = trace_id
         self.source = source
         self.tenant = tenant
+        self.env = env
         self.agent_id = ""
         self.outcome = ""
         """"OK", the name of an ErrorCode, or empty while it runs."""
@@ -142,6 +145,7 @@ class TraceBook:
         parent_message_id: str,
         source: str,
         tenant: str,
+        env: str,
         agent_id: str,
         outcome: str,
         received: float,
@@ -163,6 +167,7 @@ class TraceBook:
             parent_message_id,
             source,
             tenant,
+            env,
             agent_id,
             outcome,
             received,
@@ -219,8 +224,8 @@ def to_proto(messages: Iterable[Traced], node_id: str) -> admin_pb2.GetTraceRepl
 
 
 def _unpacked(packed: _Packed) -> Traced:
-    trace_id, _, message_id, parent, source, tenant, agent_id, outcome, received, unix, journey = packed
-    traced = Traced(message_id, parent, trace_id, source, received, unix, tenant)
+    trace_id, _, message_id, parent, source, tenant, env, agent_id, outcome, received, unix, journey = packed
+    traced = Traced(message_id, parent, trace_id, source, received, unix, tenant, env)
     traced.agent_id = agent_id
     traced.outcome = outcome
     put_journey(traced, journey)

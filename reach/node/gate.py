@@ -27,7 +27,6 @@ log = structlog.get_logger("reach.gate")
 
 REFUSALS_LOGGED_PER_S = 10
 
-_ADMIN = Rights(admin=True)
 _METRICS = "/metrics"
 _NOBODYS = "its certificate stands for no principal here"
 _NEITHER = "no API key: send it as `authorization: Bearer KEY`"
@@ -193,8 +192,9 @@ class Gatekeeper:
         asked_for = next((value for name, value in metadata if name == ASKED_FOR and isinstance(value, str)), None)
         if asked_for is None or ASKED_ALONE not in metadata:
             return Identity("", f"node/{node_id}")
-        tenant, _, principal = asked_for.partition("/")
-        return Identity(tenant, principal, _ADMIN)
+        tenant, _, rest = asked_for.partition("/")
+        envs, _, principal = rest.partition("/")
+        return Identity(tenant, principal, Rights(envs=frozenset(envs.split(",")), admin=True))
 
     def _through(self, method: str, needed: Needs, who: Identity) -> Identity:
         """Who was recognised, if this door is open to it."""
@@ -220,6 +220,8 @@ class Gatekeeper:
             return f"{decision.why}, and this needs one"
         if needed is Needs.OWNER and who.tenant != OWNERS_TENANT:
             return f"this concerns all tenants: it needs an admin of tenant {OWNERS_TENANT}"
+        if needed is Needs.OWNER and access.within(who.rights) is not None:
+            return "this concerns all envs: it needs an admin with rights in all of them"
         return ""
 
     def _complain(self, method: str, why: str, **who: str) -> None:
@@ -274,6 +276,10 @@ def introduction(secret: bytes, node_id: str) -> Callable[[str, Identity | None]
 
     def headers(address: str, asked_for: Identity | None = None) -> tuple[tuple[str, str], ...]:
         shown = (doors.AUTHORIZATION, doors.node_proof(secret, node_id, address))
-        return (shown,) if asked_for is None else (shown, (ASKED_FOR, f"{asked_for.tenant}/{asked_for.principal}"))
+        if asked_for is None:
+            return (shown,)
+        within = access.within(asked_for.rights)
+        envs = "*" if within is None else ",".join(sorted(within))
+        return shown, (ASKED_FOR, f"{asked_for.tenant}/{envs}/{asked_for.principal}")
 
     return headers

@@ -16,7 +16,7 @@ from agentreach.v1 import admin_pb2 as admin
 from agentreach.v1 import error_pb2 as codes
 from agentreach.wire.errors import failure
 from agentreach.wire.names import agent_id_fault, agent_type_fault, normalise_env, shown
-from reach.core import breakers, drains, leaving
+from reach.core import access, breakers, drains, leaving
 from reach.core.agents import Agent
 from reach.core.breaker import BreakerState
 from reach.core.ports import ANYBODY, Identity, KeyDesk, MeshFailure
@@ -108,6 +108,7 @@ class Operations(Queries):
             raise MeshFailure(failure(codes.INVALID_ENVELOPE, f"agent_type: {why}"))
         if not request.session_id:
             raise MeshFailure(failure(codes.INVALID_ENVELOPE, "session_id: it is empty, and names no session"))
+        self.check_env(who, env)
         with self.step() as state:
             lane = state.lanes.get((who.tenant, env, agent_type, request.session_id))
             owner = lane.owner if lane is not None else None
@@ -130,6 +131,7 @@ class Operations(Queries):
                 (_SEVERITY.index(breaker.state(now)), agent.agent_id, agent)
                 for agent in state.directory
                 if agent.tenant == who.tenant
+                and access.sees(who.rights, agent.env)
                 and (breaker := agent.breaker) is not None
                 and (breaker.state(now) is not BreakerState.CLOSED or breaker.trips(now))
             ]
@@ -152,6 +154,7 @@ class Operations(Queries):
         if why := agent_id_fault(agent_id):
             raise MeshFailure(failure(codes.INVALID_ENVELOPE, f"agent_id: {why}"))
         env = normalise_env(env)
+        self.check_env(who, env)
         agent = self._state.directory.get(who.tenant, env, agent_id)
         if agent is None:
             raise MeshFailure(

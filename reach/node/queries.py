@@ -171,6 +171,7 @@ class Queries:
             raise MeshFailure(fault, envelope.trace_id)
         state = self._state
         env = normalise_env(envelope.env)
+        self.check_env(who, env)
         pool = state.directory.pool_for(envelope.target, who.tenant, env)
         pin = self._pin(envelope, pool, who.tenant, env)
         found = explain(
@@ -186,6 +187,7 @@ class Queries:
             hash_key=envelope.target.hash_key or envelope.session_id,
             warm_up_s=state.rules.warm_up_s,
             version_policies=state.version_policies,
+            within=access.within(who.rights),
         )
         reply = found.to_reply(self._age_ms())
         reply.revision = self._revision()
@@ -211,7 +213,11 @@ class Queries:
             for request in state.requests.values()
             if request.trace_id == trace_id and request.stage is not Stage.SETTLED
         ]
-        found = [traced for traced in found if (traced.tenant or OWNERS_TENANT) == who.tenant]
+        found = [
+            traced
+            for traced in found
+            if (traced.tenant or OWNERS_TENANT) == who.tenant and access.sees(who.rights, traced.env)
+        ]
         return to_proto(found, self._state.rules.node_id)
 
     def get_node(self) -> admin.GetNodeReply:
@@ -264,6 +270,7 @@ class Queries:
             for lane in state.lanes.values()
             if lane.owner is not None
             and lane.key[0] == who.tenant
+            and access.sees(who.rights, lane.key[1])
             and request.session_id in ("", lane.key[3])
             and (not agent_type or lane.key[2] == agent_type)
             and (not request.agent_id or lane.owner_id[0] == request.agent_id)

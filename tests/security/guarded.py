@@ -57,7 +57,7 @@ class Guarded:
             "a revoked key": bearer(self.revoked),
             "a node's words": (("authorization", f"Node n1 {'0' * 64}"),),
             "a node's words and whom it asks for": (
-                ("authorization", f"Node n1 {'0' * 64}"), ("reach-nodes", "this"), ("reach-for", "default/root"),
+                ("authorization", f"Node n1 {'0' * 64}"), ("reach-nodes", "this"), ("reach-for", "default/*/root"),
             ),
-            "whom it asks for alone": (("reach-nodes", "this"), ("reach-for", "default/root")),
+            "whom it asks for alone": (("reach-nodes", "this"), ("reach-for", "default/*/root")),
         }  # fmt: skip

@@ -483,6 +483,36 @@ async def test_registry_reads_end_at_the_envs_of_a_principal(scene: Scene, chann
         assert "production" not in (missed.value.details() or "")
 
 
+async def test_an_admin_of_one_env_has_no_say_in_another(scene: Scene, channel: grpc.aio.Channel) -> None:
+    address, trace_id = scene.node.grpc, "6" * 32
+    warden = scene.keys.add("warden", admin=True, envs=["staging"])
+    async with (
+        serving(address, "prod/9", Taking(), scene.svc),
+        serving(address, record("stag/9", env="staging"), Taking(), scene.staging, env="staging"),
+    ):
+        for kind, env, key in (("prod", "", scene.alice), ("stag", "staging", scene.staging)):
+            call = request(target=Target(agent_type=kind), env=env, session_id="of a warden", trace_id=trace_id)
+            await ask(channel, INVOKE, call, key)
+        told = await ask(channel, "AdminService/GetTrace", admin.GetTraceRequest(trace_id=trace_id), warden)
+        assert [each.agent_id for each in admin.GetTraceReply.FromString(told).messages] == ["stag/9"]
+        sessions = await ask(channel, "AdminService/ListSessions", b"", warden)
+        assert {each.env for each in admin.ListSessionsReply.FromString(sessions).sessions} == {"staging"}
+        for method, message in (
+            ("Explain", request(target=Target(agent_type="prod"))),
+            ("DrainAgent", admin.DrainAgentRequest(agent_id="prod/9")),
+            ("ResetBreaker", admin.ResetBreakerRequest(agent_id="prod/9")),
+            ("ReleaseSession", admin.ReleaseSessionRequest(agent_type="prod", session_id="of a warden")),
+            ("DrainNode", admin.DrainNodeRequest()),
+            ("SetConfig", admin.SetConfigRequest(name="prod")),
+            ("GetNode", admin.GetNodeRequest()),
+        ):
+            assert await code_of(channel, f"AdminService/{method}", message, warden) == "PERMISSION_DENIED", method
+        why = await ask(channel, "AdminService/Explain", request(target=Target(agent_type="x"), env="staging"), warden)
+        assert all(not each.agent_id.startswith("prod") for each in admin.ExplainReply.FromString(why).candidates)
+        reset = admin.ResetBreakerRequest(agent_id="stag/9", env="staging")
+        assert await code_of(channel, "AdminService/ResetBreaker", reset, warden) == "OK"
+
+
 # ---- what is no name ----
 
 BAD_NAMES = (

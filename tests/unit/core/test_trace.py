@@ -30,6 +30,7 @@ def end(book: TraceBook, message: Traced, now: float, *, failed: bool = False) -
         message.parent_message_id,
         message.source,
         message.tenant,
+        message.env,
         message.agent_id,
         "OK",
         message.received,
@@ -100,7 +101,7 @@ def test_a_trace_id_used_by_a_hundred_thousand_messages_breaks_nothing() -> None
 
 def test_a_finished_message_is_found_with_all_that_was_known_of_it() -> None:
     book = TraceBook()
-    message = Traced("m", "parent", "t", "caller/c", 100.0, WALL, "acme")
+    message = Traced("m", "parent", "t", "caller/c", 100.0, WALL, "acme", "staging")
     message.agent_id = "ner/1"
     end(book, message, 100.5)
     (found,) = book.find("t")

@@ -60,6 +60,7 @@ class Scene:
             admin=Identity("default", "root", Rights(admin=True), "k2"),
             theirs=Identity("elsewhere", "root", Rights(admin=True), "k3"),
             scrape=Identity("default", "prometheus", Rights(scrape=True), "k4"),
+            staging=Identity("default", "root", Rights(envs=frozenset({"staging"}), admin=True), "k6"),
             nameless=Identity("", "node/n9", Rights(admin=True), "k5"),
         )
         self.state = State(
@@ -94,6 +95,7 @@ async def test_who_is_known_gets_in_where_its_rights_let_it() -> None:
         "plain": ("alice", "PERMISSION_DENIED", "PERMISSION_DENIED", "PERMISSION_DENIED"),
         "admin": ("root", "root", "root", "PERMISSION_DENIED"),
         "theirs": ("root", "root", "PERMISSION_DENIED", "PERMISSION_DENIED"),
+        "staging": ("root", "root", "PERMISSION_DENIED", "PERMISSION_DENIED"),
         "wrong": ("UNAUTHENTICATED",) * 4,
         "nameless": ("UNAUTHENTICATED",) * 4,
     }
@@ -101,7 +103,7 @@ async def test_who_is_known_gets_in_where_its_rights_let_it() -> None:
         for method, outcome in zip((MESH, ADMIN, OWNERS, PEER), outcomes, strict=True):
             got = await scene.by_key(method, key)
             assert (got.principal if isinstance(got, Identity) else got) == outcome, (key, method)
-    assert scene.state.stats.denied == 6 and scene.state.stats.strangers == 8
+    assert scene.state.stats.denied == 8 and scene.state.stats.strangers == 8
 
 
 async def test_what_is_open_is_open_to_anybody_and_asks_nobody() -> None:
@@ -124,6 +126,10 @@ async def test_a_node_gets_in_where_nodes_do_and_for_an_admin_where_that_is_aske
     assert isinstance(node, Identity) and (node.tenant, node.principal) == ("", "node/n1")
     assert await scene.admit(MESH, *shown(ADDRESS, None)) == "PERMISSION_DENIED"
     assert await scene.admit(PEER, *shown("127.0.0.1:9", None)) == "UNAUTHENTICATED"
+    limited = Identity("elsewhere", "root", Rights(envs=frozenset({"staging", "test"}), admin=True))
+    half = await scene.admit(ADMIN, ASKED_ALONE, *shown(ADDRESS, limited))
+    assert isinstance(half, Identity) and half.rights is not None
+    assert half.rights.within == {"staging", "test"}  # no more is asked for it than it may know
     admin = Identity("elsewhere", "root", Rights(admin=True))
     asked = await scene.admit(ADMIN, ASKED_ALONE, *shown(ADDRESS, admin))
     assert isinstance(asked, Identity) and (asked.tenant, asked.principal) == ("elsewhere", "root")
@@ -134,7 +140,7 @@ async def test_a_node_gets_in_where_nodes_do_and_for_an_admin_where_that_is_aske
 
 async def test_what_a_node_may_say_about_others_counts_for_nothing_from_anybody_else() -> None:
     scene = Scene()
-    forged = (ASKED_ALONE, (ASKED_FOR, "default/root"))
+    forged = (ASKED_ALONE, (ASKED_FOR, "default/*/root"))
     assert await scene.admit(OWNERS, *forged) == "UNAUTHENTICATED"
     assert await scene.admit(ADMIN, ("authorization", "Bearer plain"), *forged) == "PERMISSION_DENIED"
     theirs = await scene.admit(ADMIN, ("authorization", "Bearer theirs"), *forged)
