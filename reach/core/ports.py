@@ -115,6 +115,10 @@ class Doorkeeper(Protocol):
         """The same by the client's certificate, as gRPC's auth_context tells of it."""
         ...
 
+    def check(self, who: Identity) -> None:
+        """Raises UNAUTHENTICATED if what somebody got in by has ended since."""
+        ...
+
     def turned_away(self, method: str, refused: MeshFailure, address: str) -> None:
         """What `admit` or `certified` has refused came from there."""
         ...

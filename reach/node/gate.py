@@ -151,6 +151,10 @@ class Gatekeeper:
                 auditing.line("gate.refused", who, address, about, outcome=code, why=refused.error.message)
             )
 
+    def check(self, who: Identity) -> None:
+        """See `Doorkeeper.check`."""
+        self._holders.check(who)
+
     async def may_scrape(self, authorization: Sequence[str], certificate: bytes) -> None:
         """Whether whoever shows these headers, or this certificate (PEM), may read /metrics.
 

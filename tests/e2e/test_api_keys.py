@@ -20,10 +20,11 @@ import grpc.aio
 import pytest
 
 from agent_sdk import Agent, Unauthenticated, connect
+from agentreach.v1.admin_pb2 import CreateKeyRequest
 from agentreach.v1.envelope_pb2 import Envelope
-from agentreach.v1.registry_pb2 import WatchAgentsReply, WatchAgentsRequest
+from agentreach.v1.registry_pb2 import ListAgentsRequest, WatchAgentsReply, WatchAgentsRequest
 from tests.support.agents import eventually
-from tests.support.api_keys import EVERYTHING, KeysFile, key_id
+from tests.support.api_keys import EVERYTHING, KeysFile, info, key_id
 from tests.support.cluster import node_cluster
 from tests.support.etcd import EtcdCluster, free_port, start_etcd
 from tests.support.node import NodeProcess, start_node
@@ -153,8 +154,12 @@ def strangers(key: str) -> dict[str, tuple[tuple[str, str], ...]]:
 
 
 async def status(call: Any) -> str:
-    """The gRPC status with which a call ends, within a second."""
+    """The gRPC status with which a call ends, past what it is answered with."""
     async with asyncio.timeout(LIMIT_S):
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            if hasattr(call, "__aiter__"):
+                async for _ in call:
+                    pass
         return (await call.code()).name  # type: ignore[no-any-return]
 
 
@@ -211,9 +216,11 @@ class Streaming:
     def __init__(self, url: str, key: str) -> None:
         self.agent = Agent("slow", capabilities=["count"], url=url, api_key=key)
         self.stopped = asyncio.Event()
+        self.runs = 0
 
         @self.agent.handler
         async def count(data: Any) -> AsyncIterator[Any]:
+            self.runs += 1
             try:
                 yield 1
                 await asyncio.Event().wait()
@@ -291,6 +298,39 @@ async def test_what_a_revoked_key_has_open_ends_within_five_seconds_down_to_the_
                 await streaming.stopped.wait()
             assert others.ends == {}, "whoever came with another key goes on"
         assert "API keys" in node.log
+
+
+async def test_a_call_begun_before_its_key_was_revoked_does_nothing_when_its_body_comes(keys: KeysFile) -> None:
+    agents, ops = keys.add("agents", **EVERYTHING), keys.add("ops", admin=True, **EVERYTHING)
+    bodies = {
+        "AdminService/CreateKey": CreateKeyRequest(key=info("mine", admin=True)),
+        LIST: ListAgentsRequest(),
+        "MeshService/Invoke": request(target=to("slow")),
+        STREAM: request(target=to("slow")),
+        "MeshService/Publish": request(target=to(topic="news")),
+    }
+    with guarded(keys) as node:
+        streaming = Streaming(node.grpc, agents)
+        async with streaming.agent, grpc.aio.insecure_channel(node.grpc) as channel:
+            revoked = asyncio.Event()
+
+            async def late(body: Any) -> AsyncIterator[bytes]:
+                await revoked.wait()
+                yield body.SerializeToString()
+
+            parked = {
+                method: channel.stream_stream(f"/agentreach.v1.{method}")(late(body), metadata=bearer(ops))
+                for method, body in bodies.items()
+            }
+            async with Open(node.grpc, ops) as mine:  # came later, so those have passed the gate
+                keys.revoke(ops)
+                await mine.all_ended()
+            revoked.set()
+            assert {method: await status(call) for method, call in parked.items()} == dict.fromkeys(
+                bodies, "UNAUTHENTICATED"
+            )
+    assert {record.info.principal for record in keys.file.read().records} == {"agents", "ops"}
+    assert streaming.runs == 1, "but for the stream that was open"
 
 
 async def test_an_expired_key_ends_what_it_opened_also_while_its_file_cannot_be_read(keys: KeysFile) -> None:

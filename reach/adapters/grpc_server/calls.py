@@ -11,7 +11,7 @@ import grpc
 from google.protobuf.message import Message
 
 from agentreach.v1.envelope_pb2 import EVENT, Envelope
-from reach.adapters.grpc_server.gating import answering, identify
+from reach.adapters.grpc_server.gating import admitted, answering
 from reach.adapters.grpc_server.outcome import (
     Context,
     M,
@@ -32,7 +32,7 @@ def query(method: str, request_type: type[M], ask: Callable[[M, Identity], Messa
 
     async def serve(data: bytes, context: Context) -> bytes:
         try:
-            reply = ask(parse(request_type, data), identify())
+            reply = ask(parse(request_type, data), admitted())
             return (reply if isinstance(reply, Message) else await reply).SerializeToString()
         except asyncio.CancelledError as error:
             if cancelled_from_outside():
@@ -50,7 +50,7 @@ def everywhere(method: str, request_type: type[M], own: Callable[[M, Identity], 
 
     async def serve(data: bytes, context: Context) -> bytes:
         try:
-            request, who = parse(request_type, data), identify()
+            request, who = parse(request_type, data), admitted()
             if ASKED_ALONE in (context.invocation_metadata() or ()):
                 return own(request, who).SerializeToString()
             return (await node.everywhere(method, request, lambda: own(request, who), who)).SerializeToString()
@@ -72,7 +72,7 @@ def watch(
 
     async def serve(data: bytes, context: Context) -> None:
         try:
-            async with aclosing(follow(parse(request_type, data), identify())) as replies:
+            async with aclosing(follow(parse(request_type, data), admitted())) as replies:
                 async for reply in replies:
                     if not await write(context, reply.SerializeToString()):
                         return
@@ -101,7 +101,7 @@ def message_call(
             trace_id = envelope.trace_id
             if event and not envelope.type:
                 envelope.type = EVENT
-            reply = await call(envelope, identify(), context.time_remaining())
+            reply = await call(envelope, admitted(), context.time_remaining())
             return reply.SerializeToString()
         except asyncio.CancelledError as error:
             if cancelled_from_outside():
@@ -124,7 +124,7 @@ def stream_call(method: str, switchboard: Switchboard) -> Handler:
             answering(context)
             envelope = parse_envelope(data)
             trace_id = envelope.trace_id
-            replies = switchboard.invoke_stream(envelope, identify(), context.time_remaining())
+            replies = switchboard.invoke_stream(envelope, admitted(), context.time_remaining())
             async with aclosing(replies):  # left early, the request is cancelled down to the handler
                 async for reply in replies:
                     if not await write(context, reply.SerializeToString()):

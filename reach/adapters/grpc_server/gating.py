@@ -19,6 +19,7 @@ from reach.adapters.grpc_server.outcome import Context, end_with
 from reach.core.ports import ANYBODY, Doorkeeper, Identity, MeshFailure
 
 _CALLER: ContextVar[Identity] = ContextVar("caller", default=ANYBODY)
+_DOORKEEPER: ContextVar[Doorkeeper | None] = ContextVar("doorkeeper", default=None)
 _CALL: ContextVar[Context | None] = ContextVar("call", default=None)
 
 Handler = Any  # grpc.RpcMethodHandler is generic in its stubs only
@@ -27,6 +28,17 @@ Handler = Any  # grpc.RpcMethodHandler is generic in its stubs only
 def identify() -> Identity:
     """Who makes the call that this task handles. Anybody, where no gate stands."""
     return _CALLER.get()
+
+
+def admitted() -> Identity:
+    """The same once the call's message is there, which can come long after its headers.
+
+    Raises `MeshFailure` if what its caller got in by has ended meanwhile.
+    """
+    who, doorkeeper = _CALLER.get(), _DOORKEEPER.get()
+    if doorkeeper is not None:
+        doorkeeper.check(who)
+    return who
 
 
 def answering(context: Context) -> None:
@@ -50,6 +62,7 @@ class Gate(grpc.aio.ServerInterceptor):
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]], call: grpc.HandlerCallDetails
     ) -> Handler:
         """The method's own handler, or one that refuses."""
+        _DOORKEEPER.set(self._doorkeeper)
         method, metadata = str(call.method), tuple(call.invocation_metadata or ())
         try:
             who = await self._doorkeeper.admit(method, metadata)

@@ -14,7 +14,7 @@ from agentreach.v1.envelope_pb2 import Envelope
 from reach.adapters.grpc_server import calls, connect
 from reach.adapters.grpc_server.auditing import audited
 from reach.adapters.grpc_server.calls import Handler, query
-from reach.adapters.grpc_server.gating import identify
+from reach.adapters.grpc_server.gating import admitted
 from reach.core.ports import Identity, Switchboard
 
 MESH = "agentreach.v1.MeshService"
@@ -32,7 +32,7 @@ def mesh(node: Switchboard) -> grpc.GenericRpcHandler:
         mesh_pb2.DESCRIPTOR,
         "MeshService",
         {
-            "Connect": connect.connect("Connect", lambda call: node.open_stream(identify(), call.peer())),
+            "Connect": connect.connect("Connect", lambda call: node.open_stream(admitted(), call.peer())),
             "Invoke": calls.message_call("Invoke", node.invoke),
             "InvokeStream": calls.stream_call("InvokeStream", node),
             "Publish": calls.message_call("Publish", node.publish, event=True),
