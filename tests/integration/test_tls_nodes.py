@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agent_sdk import Agent, Mesh, NoAgentAvailable, Tls, connect
+from agent_sdk import Agent, Mesh, NoAgentAvailable, NoRoute, Tls, connect
 from agentreach.v1 import admin_pb2 as admin
 from reach.adapters.admin_client import AdminClient
 from reach.adapters.dev_certificates import Authority
@@ -71,12 +71,12 @@ def echoing(url: str, tls: Tls) -> Agent:
 
 
 async def asked(mesh: Mesh, data: Any) -> Any:
-    """The answer, also when the link between the nodes is just being made anew."""
+    """The answer, also when the agent is not seen here yet, or the link between the nodes is just being made anew."""
     async with asyncio.timeout(LINKED_S):
         while True:
             try:
                 return (await mesh.request(data, agent_type="a", timeout=5, idempotent=True)).data
-            except NoAgentAvailable:
+            except (NoAgentAvailable, NoRoute):
                 await asyncio.sleep(0.05)
 
 
@@ -140,3 +140,25 @@ def _trusts(node: Node, issuer: Issuer) -> bool:
 def _shows(node: Node, issuer: Issuer) -> bool:
     assert node.encryption is not None
     return node.encryption.tls.cert == (issuer.path / "node.pem").read_bytes()
+
+
+async def test_where_no_certificate_is_asked_for_nodes_link_by_tls_as_well(
+    etcd: EtcdCluster, issuers: tuple[Issuer, Issuer], tmp_path: Path
+) -> None:
+    """Each checks the other's by its `tls_ca`: a node of a stranger's authority is not linked with."""
+    shared = {
+        "registry": f"etcd://{','.join(etcd.endpoints)}",
+        "registry_prefix": f"/tls-{next(_prefixes)}/",
+        "auth": "none",
+        "principals": {},
+    }
+    stranger = Issuer(tmp_path / "stranger")
+    async with contextlib.AsyncExitStack() as stack:
+        one, two, three = [
+            await stack.enter_async_context(running(config(**issuer.settings(**shared, node_id=name))))
+            for issuer, name in zip((*issuers, stranger), ("one", "two", "three"), strict=True)
+        ]
+        await _until(lambda: linked(one) and linked(two))
+        dialled = (one.engine.state.nodes["three"], three.engine.state.nodes["two"])  # by the smaller name
+        await _until(lambda: all("not signed" in other.why_down for other in dialled))
+        assert not linked(three)
