@@ -15,7 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is
 
 from agentreach.v1.envelope_pb2 import Payload
 from agentreach.wire import payload as payloads
-from agentreach.wire.payload import Form
+from agentreach.wire.payload import Blob, Form
 
 
 class ShapeError(ValueError):
@@ -190,4 +190,4 @@ def to_plain(value: Any) -> Any:
     return value
 
 
-_PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
+_PLAIN = frozenset({str, int, float, bool, bytes, type(None), Blob})  # a Blob is a payload of its own kind

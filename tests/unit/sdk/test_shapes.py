@@ -88,3 +88,9 @@ def test_what_json_cannot_say_becomes_what_it_can() -> None:
     assert payload.decode(encode({"shape": shape, "set": {1}})) == {"shape": plain | {"corner": [0, 0]}, "set": [1]}
     unchanged = {"a": [1, {"b": None}]}
     assert to_plain(unchanged) is unchanged
+
+
+def test_content_that_lies_elsewhere_stays_a_name_and_becomes_no_object() -> None:
+    blob = payload.Blob("s3://bucket/key", 1 << 40, b"s" * 32)
+    assert to_plain(blob) is blob
+    assert payload.decode(encode(blob)) == blob
