@@ -321,11 +321,11 @@ def may_administer(rights: Rights | None, *, who: str = "this principal") -> Dec
     )
 
 
-def may_scrape(rights: Rights | None, *, who: str = "this principal") -> Decision:
-    """Whether /metrics may be read."""
+def may_scrape(rights: Rights | None, *, owners: bool = True, who: str = "this principal") -> Decision:
+    """Whether /metrics may be read. They tell of all tenants: an admin may who is one of the `owners` of the mesh."""
     if rights is None:
         return _OPEN
-    if rights.scrape or rights.admin:
+    if rights.scrape or (rights.admin and owners and rights.within is None):
         return Decision(True, "scrape" if rights.scrape else "admin", f"{who} may read metrics")
     return Decision(False, "default", f"{who} may not read metrics")
 

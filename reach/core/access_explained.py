@@ -10,6 +10,7 @@ from collections.abc import Callable
 from agentreach.v1.admin_pb2 import ExplainAccessReply, ExplainAccessRequest
 from reach.core import access
 from reach.core.access import Action, Decision, Rights
+from reach.core.ports import OWNERS_TENANT
 
 ACTORS_MAX = 32  # as many as a call may pass through
 
@@ -65,4 +66,4 @@ def _decided(request: ExplainAccessRequest, rights: Rights | None, who: str) -> 
         case Action.ADMIN:
             return access.may_administer(rights, who=who)
         case Action.SCRAPE:
-            return access.may_scrape(rights, who=who)
+            return access.may_scrape(rights, owners=request.tenant in ("", OWNERS_TENANT), who=who)

@@ -66,6 +66,7 @@ def revoke(kept: Kept, key_id: str, unix: float, by: Identity | None = None) -> 
     """End a key now; one that was revoked before stays so. Raises `KeyRefused`."""
     record = StoredKey()
     record.CopyFrom(_found(kept, key_id, by))
+    _check_envs(by, record.info)
     if not record.HasField("revoked_at"):
         record.revoked_at.CopyFrom(keyring.stamp(unix))
     return _replaced(kept, record, unix)
@@ -152,14 +153,20 @@ def _check_hands_out(by: Identity | None, info: KeyInfo) -> None:
     """Raises `KeyRefused` if somebody may not hand out this key."""
     if by is None:
         return
-    envs = by.rights.envs if by.rights is not None else frozenset({"*"})
-    beyond = set(info.envs or ("*",)) - envs
     why = ""
     if not _may_see(by, info.tenant):
         why = f"an admin of tenant {by.tenant} makes keys for that tenant only"
     elif info.scrape and by.tenant != OWNERS_TENANT:
         why = f"metrics concern all tenants: only admins of tenant {OWNERS_TENANT} may let others read them"
-    elif beyond and "*" not in envs:
-        why = f"principal {by.principal} has rights in {', '.join(sorted(envs))} only, and gives none in others"
     if why:
         raise KeyRefused(why, codes.PERMISSION_DENIED)
+    _check_envs(by, info)
+
+
+def _check_envs(by: Identity | None, info: KeyInfo) -> None:
+    """Raises `KeyRefused` for a key that holds in an env in which somebody has no rights."""
+    envs = by.rights.envs if by is not None and by.rights is not None else frozenset({"*"})
+    if by is None or "*" in envs or set(info.envs or ("*",)) <= envs:
+        return
+    why = f"principal {by.principal} has rights in {', '.join(sorted(envs))} only, and gives and takes none in others"
+    raise KeyRefused(why, codes.PERMISSION_DENIED)

@@ -156,6 +156,7 @@ def _explained(
     fault = access_explained.fault(request)
     if fault:
         raise KeyRefused(fault)
+    request.tenant = tenant
     principal, rights = request.principal, principals.get((tenant, request.principal))
     if request.key_id:
         record = records.get(request.key_id)

@@ -206,7 +206,8 @@ async def test_metrics_are_for_scrapers_and_admins_and_the_checks_for_everybody(
     assert await fetched(http, "/metrics") == 401
     for ended in (guarded.expired, guarded.revoked):
         assert await fetched(http, "/metrics", f"Bearer {ended}") == 401
-    assert await fetched(http, "/metrics", f"Bearer {guarded.poor}") == 403
+    for other in (guarded.poor, guarded.rich, guarded.root_elsewhere):  # they tell of all tenants
+        assert await fetched(http, "/metrics", f"Bearer {other}") == 403
     assert await fetched(http, "/metrics", f"Bearer {guarded.scraper}") == 200
     assert await fetched(http, "/metrics", f"Bearer {guarded.root}") == 200
 

@@ -147,6 +147,9 @@ def test_the_case_of_a_target_opens_nothing() -> None:
 def test_metrics_are_an_admins_or_a_scrapers() -> None:
     assert allowed(access.may_scrape(Rights(admin=True)))
     assert allowed(access.may_scrape(Rights(scrape=True)))
+    assert allowed(access.may_scrape(Rights(scrape=True), owners=False))
+    assert not allowed(access.may_scrape(Rights(admin=True), owners=False))  # they tell of all tenants
+    assert not allowed(access.may_scrape(Rights(envs=frozenset({"staging"}), admin=True)))  # and of all envs
     assert not allowed(access.may_administer(Rights(scrape=True)))
 
 

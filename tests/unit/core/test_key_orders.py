@@ -90,6 +90,19 @@ def test_an_admin_of_one_env_gives_rights_in_no_other(envs: list[str], may: bool
     assert refused.value.code == codes.PERMISSION_DENIED
 
 
+@pytest.mark.parametrize(("envs", "may"), [(["staging"], True), (["staging", "production"], False), ([], False)])
+def test_an_admin_of_one_env_takes_rights_in_no_other(envs: list[str], may: bool) -> None:
+    """Found by attack: it could not make or rotate such a key, and could revoke it."""
+    by = Identity("acme", "boss", Rights(envs=frozenset({"staging"}), admin=True))
+    kept, issued = create(envs=envs, tenant="acme")
+    if may:
+        assert only(key_orders.revoke(kept, issued.info.key_id, NOW, by)).HasField("revoked_at")
+        return
+    with pytest.raises(KeyRefused) as refused:
+        key_orders.revoke(kept, issued.info.key_id, NOW, by)
+    assert refused.value.code == codes.PERMISSION_DENIED
+
+
 def test_a_revoked_key_keeps_the_time_at_which_that_was_done_first() -> None:
     kept, issued = create()
     kept = key_orders.revoke(kept, issued.info.key_id, NOW + 1)

@@ -160,7 +160,7 @@ async def test_metrics_are_for_admins_and_for_who_may_scrape() -> None:
     assert await code() == await code("Bearer wrong") == await code("scrape") == "UNAUTHENTICATED"
     assert await code("Bearer scrape", "Bearer scrape") == "UNAUTHENTICATED"
     assert await code(doors.node_proof(SECRET, "n1", ADDRESS)) == "UNAUTHENTICATED"
-    assert await code("Bearer plain") == "PERMISSION_DENIED"
+    assert await code("Bearer plain") == await code("Bearer theirs") == "PERMISSION_DENIED"
     assert await code("Bearer scrape") == await code("Bearer admin") == "OK"
 
 
