@@ -288,7 +288,7 @@ def key_id_of(who: Identity) -> str:
 
 def _same(before: StoredKey, now: StoredKey | None) -> bool:
     """Whether whoever holds the key may go on as before: when it ends is looked at elsewhere."""
-    if now is None or before.hash != now.hash:
+    if now is None or (before.hash, before.signing_secret) != (now.hash, now.signing_secret):
         return False
     return (before.info.tenant, before.info.principal, rights_of(before.info)) == (
         now.info.tenant,

@@ -214,8 +214,6 @@ async def test_registry_and_admin_answer_what_the_node_knows(served: Served) -> 
     [
         "RegistryService/Register",
         "RegistryService/Heartbeat",
-        "AdminService/CreateKey",
-        "AdminService/ExplainAccess",
     ],
 )
 async def test_methods_of_later_issues_say_so(served: Served, method: str) -> None:

@@ -134,6 +134,20 @@ def test_a_key_with_other_rights_ends_so_that_its_streams_are_opened_anew() -> N
     assert who is not None and who.rights is not None and who.rights.call.texts == ("b",)
 
 
+def test_its_holder_is_known_with_the_secret_that_it_signs_with() -> None:
+    new = minted()
+    kept = record(new.key, signs=True)
+    kept.signing_secret = b"g" * 32
+    made = ring(kept)
+    let_in(made, new.key)
+    who = made.known(new.key, NOW)
+    assert who is not None and who.signing_key == b"g" * 32 and "ggg" not in repr(who)
+    other = StoredKey()
+    other.CopyFrom(kept)
+    other.signing_secret = b"h" * 32
+    assert made.take(Kept(LOOKUP_KEY, (other,)), NOW)[1] == {who.key_id}
+
+
 def test_a_key_that_shall_end_later_goes_on_until_then() -> None:
     new = minted()
     made = ring(record(new.key))
