@@ -9,6 +9,7 @@ import logging
 import pytest
 import structlog
 
+from agentreach.wire.redaction import Redaction
 from reach.adapters import logs
 
 
@@ -116,3 +117,29 @@ def test_configuring_again_replaces_and_does_not_double(stream: io.StringIO) -> 
     logs.configure("info", "json", stream)
     structlog.get_logger().info("once")
     assert len(lines(stream)) == 1
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_secrets_are_taken_out_of_every_value_whoever_logs_it(stream: io.StringIO, log_format: str) -> None:
+    logs.configure("debug", log_format, stream)
+    secret = "ghp_" + "S3cret" * 6
+    structlog.get_logger().error(
+        f"event with {secret}", why=f"password={secret}", nested={"a": [secret], "token": "t0p"}
+    )
+    logging.getLogger("x").error("with %s", secret, extra={"db_password": "t0p", "odd": ValueError(secret)})
+    try:
+        raise ValueError(f"postgres://app:{secret}@db")
+    except ValueError as error:
+        structlog.get_logger().exception("it broke", cause=error)
+        logging.getLogger("x").exception("it broke")
+    said = stream.getvalue()
+    assert "S3cret" not in said and "t0p" not in said
+    assert said.count("postgres://(withheld)@db") >= 2 and "Traceback" in said
+
+
+def test_names_that_are_withheld_can_be_chosen(stream: io.StringIO) -> None:
+    logs.configure("info", "json", stream, redaction=Redaction(["iban"]))
+    structlog.get_logger().info("paid", iban="DE12", count=3, done=True, nothing=None, token="shown")
+    (line,) = lines(stream)
+    assert (line["iban"], line["count"], line["done"], line["nothing"]) == ("(withheld)", 3, True, None)
+    assert line["token"] == "shown"

@@ -31,8 +31,8 @@ def envelope_of(vector: dict[str, Any]) -> Envelope:
 
 
 def signed(envelope: Envelope, **changed: Any) -> bytes:
-    chosen: dict[str, Any] = {"key_id": KEY, "audience": "node-1", "unix_ms": 1_700_000_000_000, "nonce": NONCE} | changed
-    return signing.sign(envelope, SECRET, **chosen)
+    chosen: dict[str, Any] = {"key_id": KEY, "audience": "node-1", "unix_ms": 1_700_000_000_000, "nonce": NONCE}
+    return signing.sign(envelope, SECRET, **(chosen | changed))
 
 
 def request(**fields: Any) -> Envelope:
