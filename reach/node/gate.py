@@ -164,9 +164,7 @@ class Gatekeeper:
         if access_to == "open" or (access_to == "auto" and self._config.auth == "none"):
             return
         who = self._by_certificate(certificate) if self._keys is None else await self._by_key(authorization)
-        decision = access.may_scrape(
-            who.rights, owners=who.tenant == OWNERS_TENANT, who=f"principal {who.principal}"
-        )
+        decision = access.may_scrape(who.rights, owners=who.tenant == OWNERS_TENANT, who=f"principal {who.principal}")
         if not decision.allowed:
             raise self._denied(_METRICS, who, decision.why)
 
