@@ -1,9 +1,8 @@
 """Keeps the store's picture of this node true: its own key and its agents' keys, under this node's leases.
 
-One task writes, in the order of what was asked and in batches, so that no write of ours races another of ours. Agents
-whose keys do not exist yet go past it, to the leader (`newcomers`); it does not wait for them.
-Whenever the store may differ from what it should hold (a lease lost, a key deleted by somebody, a call whose answer
-was lost) that task compares the store with `_agents` and mends the difference.
+One task writes, in batches and in the order of asking (or turns: `turnstile`), so that no write of ours races another
+of ours. Agents whose keys do not exist yet go past it, to the leader (`newcomers`). Whenever the store may differ from
+what it should hold (a lease or an answer lost, a key deleted by somebody) that task compares the two and mends it.
 """
 
 from __future__ import annotations
@@ -45,6 +44,7 @@ from reach.node.newcomers import Asked, Newcomers, Registering, of_the_living, o
 from reach.node.own_key import OwnKey
 from reach.node.records import agent_key, stored_record
 from reach.node.shards import Shard, Shards
+from reach.node.turnstile import Turnstile
 
 log = structlog.get_logger("reach.registry")
 
@@ -89,6 +89,7 @@ class Registrar:
         """By link: what it has asked and was not told yet."""
         self._queue: deque[Registering | DeregisterAgent] = deque()
         self._work = asyncio.Event()
+        self._turnstile = Turnstile(self._queue.append, self._work.set, register_wait_s)
         self.overtaken: Callable[[Change], None] = self.changed
         """Told when another node is found to have one of our keys; the view says here how it goes on."""
         self._doubt = False
@@ -114,8 +115,7 @@ class Registrar:
         """
         line = self._lines.setdefault(link_id, deque()) if link_id else deque()
         registering = Registering.of(arrival, done, boot_time() + self._register_wait_s, line, is_there)
-        self._queue.append(registering)
-        self._work.set()
+        self._turnstile.come(registering)
         registering.tell()  # there may be nothing to write
 
     def deregister(self, effect: DeregisterAgent) -> None:
@@ -165,6 +165,7 @@ class Registrar:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._write(), name="registry-writer")
             group.create_task(self._newcomers.run(), name="registry-newcomers")
+            group.create_task(self._turnstile.run(), name="registry-turnstile")
 
     async def stop(self) -> None:
         """Give the leases back, so that this node's keys vanish at once. Best effort, bounded by 2 s."""
