@@ -55,16 +55,30 @@ _WHAT = {
 class Bucket:
     """A token bucket. Durations in seconds; a token is a request or a byte."""
 
-    __slots__ = ("_capacity_s", "_full_at", "_rate")
+    __slots__ = ("_capacity_s", "_full_at", "_one_s", "_rate")
 
     def __init__(self, rate: float, burst_s: float) -> None:
         self._rate = rate
-        self._capacity_s = max(burst_s, 1 / rate)
+        self._one_s = 1 / rate
+        self._capacity_s = max(burst_s, self._one_s)
         self._full_at = 0.0
+
+    def takes_one(self, now: float) -> bool:
+        """Take a token if it holds one."""
+        full_at = self._full_at
+        full_at = (full_at if full_at > now else now) + self._one_s
+        if full_at - now > self._capacity_s + _ROUNDING_S:
+            return False
+        self._full_at = full_at
+        return True
+
+    def give_one_back(self) -> None:
+        """What was taken was not needed."""
+        self._full_at -= self._one_s
 
     def wait_s(self, now: float, overdraft: float = 1.0) -> float:
         """How long until it holds one token; 0: it does. With an `overdraft` it may lack so many times its capacity."""
-        lacks_s = max(self._full_at - now, 0.0) + 1 / self._rate - self._capacity_s * overdraft
+        lacks_s = max(self._full_at - now, 0.0) + self._one_s - self._capacity_s * overdraft
         return lacks_s if lacks_s > _ROUNDING_S else 0.0
 
     def take(self, now: float, count: int) -> None:
@@ -120,13 +134,26 @@ class Account:
 
     def received(self, now: float, size: int) -> None:
         """Bytes have come from it. While some are owed still, further ones do not make it more."""
-        octets = self._bytes
+        octets, tenant = self._bytes, self.tenant
         if octets is not None:
             self.short_s = octets.wait_s(now)
             if not self.short_s:
                 octets.take(now, size)
-        if self.tenant is not None:
-            self.tenant.received(now, size)
+        if tenant is not None:
+            tenant.received(now, size)
+
+    def admits(self, now: float) -> bool:
+        """Count a request, if its own limits and its tenant's allow one more."""
+        if self.short_s:
+            return False
+        requests, tenant = self._requests, self.tenant
+        if requests is not None and not requests.takes_one(now):
+            return False
+        if tenant is None or tenant.admits(now):
+            return True
+        if requests is not None:
+            requests.give_one_back()
+        return False
 
     def over(self, kind: str) -> Account | None:
         """Whose limit of what is counted leaves no room: its own, its tenant's, or nobody's."""
@@ -140,9 +167,11 @@ class Account:
         return self._requests.wait_s(now, overdraft) if self._requests is not None else 0.0
 
     def count_request(self, now: float) -> None:
-        """A request of it was let in."""
+        """A request of it was let in, whatever the limits."""
         if self._requests is not None:
             self._requests.take(now, 1)
+        if self.tenant is not None:
+            self.tenant.count_request(now)
 
 
 class Quotas:
@@ -229,21 +258,14 @@ def request_fault(state: State, who: Identity, envelope: Envelope) -> Error | No
     """
     quotas = state.quotas
     assert quotas is not None
-    now = state.now
-    account = quotas.of((who.tenant, who.principal), now)
-    tenant = account.tenant
-    assert tenant is not None
-    wait_s = account.wait_s(now, 1.0) or tenant.wait_s(now, 1.0)
-    if wait_s or account.short_s or tenant.short_s:
-        again = is_repeat(state, who, envelope)
-        for each in (account, tenant):
-            if each.wait_s(now, 2.0 if again else 1.0):
-                return _too_fast(state, each, REQUESTS, each.wait_s(now, 1.0), again)
-            if each.short_s and not again:
-                return _too_fast(state, each, BYTES, each.short_s, again)
-    account.count_request(now)
-    tenant.count_request(now)
-    return None
+    account = quotas.of((who.tenant, who.principal), state.now)
+    if account.admits(state.now):
+        return None
+    again = is_repeat(state, who, envelope)
+    too_fast = _too_fast(state, account, again)
+    if too_fast is None:
+        account.count_request(state.now)
+    return too_fast
 
 
 def is_repeat(state: State, who: Identity, envelope: Envelope) -> bool:
@@ -258,16 +280,21 @@ def query_fault(state: State, who: Identity) -> Error | None:
     if state.quotas is None:
         return None
     account = state.quotas.of((who.tenant, who.principal), state.now)
-    for each in (account, account.tenant):
-        if each is not None and (wait_s := each.wait_s(state.now, 1.0)):
-            return _too_fast(state, each, REQUESTS, wait_s, False)
-    account.count_request(state.now)
-    if account.tenant is not None:
-        account.tenant.count_request(state.now)
+    return None if account.admits(state.now) else _too_fast(state, account, again=False)
+
+
+def _too_fast(state: State, account: Account | None, again: bool) -> Error | None:
+    """Which limit per second an account, or its tenant's, is over; None: none, for a message that comes again."""
+    while account is not None:
+        if account.wait_s(state.now, 2.0 if again else 1.0):
+            return _refused(state, account, REQUESTS, account.wait_s(state.now, 1.0), again)
+        if account.short_s and not again:
+            return _refused(state, account, BYTES, account.short_s, again)
+        account = account.tenant
     return None
 
 
-def _too_fast(state: State, account: Account, kind: str, wait_s: float, may_have_executed: bool) -> Error:
+def _refused(state: State, account: Account, kind: str, wait_s: float, may_have_executed: bool) -> Error:
     state.stats.quota_refusals[kind] += 1
     what = "requests and events" if kind == REQUESTS else "bytes"
     return failure(

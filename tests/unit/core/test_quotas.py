@@ -121,3 +121,11 @@ def test_accounts_of_those_who_have_nothing_are_forgotten_and_those_of_others_ar
         accounts.of(("t", f"p{number}"), 1e6)
     assert accounts.known <= ACCOUNTS_MAX + 1
     assert accounts.of(("t", "busy"), 1e6) is busy and accounts.of(("t", "owing"), 1e6) is owing
+
+
+def test_a_request_that_the_tenant_is_too_much_for_costs_its_principal_nothing() -> None:
+    accounts = of({REQUESTS: 5}, {REQUESTS: 2})
+    bob, eve = accounts.of(("acme", "bob"), 0.0), accounts.of(("acme", "eve"), 0.0)
+    assert [eve.admits(0.0) for _ in range(5)] == [True] * 4 + [False]
+    assert not any(bob.admits(0.0) for _ in range(50))
+    assert bob.wait_s(0.0, 1.0) == 0 and [bob.admits(1.0) for _ in range(3)] == [True, True, False]
