@@ -447,6 +447,26 @@ class TestRevocation:
         b.answer(others)
         assert code_of(stays, others) == "OK"
 
+    def test_what_nobody_waits_for_on_a_link_ends_with_its_principals_last_key(self):
+        """Found by attack: a stolen key could leave hours of work behind, on the principal's behalf."""
+        core = CoreMesh()
+        alice = core.caller("alice", known(core, "alice", key="k1"))
+        ear = core.caller("ear", known(core, "ear"))
+        ear.subscribe("r")
+        b = core.agent("b/1", known(core, "svc", key="k3"))
+        accepted = alice.request(agent_type="b", reply_topic="r", timeout_ms=600_000)
+        with core.step() as state:
+            revoking.revoked(state, frozenset({"k0", "k1"}))  # another key of hers is left
+        core.pump()
+        assert not b.cancels
+        del core.state.principals["default", "alice"]
+        with core.step() as state:
+            revoking.revoked(state, frozenset({"k2"}))
+        core.pump()
+        assert [each.correlation_id for each in b.cancels] == [accepted]
+        (told,) = ear.callbacks
+        assert told.correlation_id == accepted and told.error.code == codes.CANCELLED
+
     def test_agents_of_a_key_that_ends_are_gone_at_once_and_their_callers_told(self):
         core = CoreMesh()
         alice = core.caller("alice", known(core, "alice"))
