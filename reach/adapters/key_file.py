@@ -18,6 +18,7 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
+from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.peer_pb2 import StoredKey
 from reach.core import keyring
 from reach.core.keyring import KEYS_MAX, LOOKUP_KEY_BYTES, Kept, KeyRefused, KeysUnusable
@@ -89,7 +90,7 @@ class KeyFile:
                 there = self.read() if self.path.exists() else Kept(os.urandom(LOOKUP_KEY_BYTES), ())
                 kept = decide(there)
                 if len(kept.records) > KEYS_MAX:
-                    raise KeyRefused(f"{self.path} has {KEYS_MAX} keys already, the limit")
+                    raise KeyRefused(f"{self.path} has {KEYS_MAX} keys already, the limit", codes.OVERLOADED)
                 self._put(self.path, _text(kept))
         except OSError as error:
             raise self._unusable(f"it cannot be written: {error.strerror or error}") from error

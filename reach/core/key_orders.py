@@ -19,6 +19,8 @@ from reach.core.ports import OWNERS_TENANT, Identity
 
 LASTS_S_MAX = 100 * 366 * 86_400.0
 OVERLAP_S_MAX = 90 * 86_400.0
+TENANT_KEYS_MAX = 1_000
+"""Of one tenant whose admin makes more: no tenant takes the room of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ def create(kept: Kept, wanted: KeyInfo, new: Minted, unix: float, by: Identity |
     _check_hands_out(by, info)
     if info.HasField("expires_at") and not unix < keyring.unix_of(info.expires_at) <= unix + LASTS_S_MAX:
         raise KeyRefused("it would have expired already, or in more than 100 years")
-    return _with(kept, info, new, unix)
+    return _with(kept, info, new, unix, by)
 
 
 def revoke(kept: Kept, key_id: str, unix: float, by: Identity | None = None) -> Kept:
@@ -95,7 +97,7 @@ def rotate(
         old.revoked_at.CopyFrom(keyring.stamp(unix))
     elif not old.info.HasField("expires_at") or keyring.unix_of(old.info.expires_at) > unix + overlap_s:
         old.info.expires_at.CopyFrom(keyring.stamp(unix + overlap_s))
-    return _with(_replaced(kept, old, unix), info, new, unix)
+    return _with(_replaced(kept, old, unix), info, new, unix, by)
 
 
 def visible(records: Iterable[StoredKey], by: Identity | None) -> list[StoredKey]:
@@ -111,9 +113,13 @@ def signing_text(secret: bytes) -> str:
     return f"reach_sign_{urlsafe_b64encode(secret).rstrip(b'=').decode()}"
 
 
-def _with(kept: Kept, info: KeyInfo, new: Minted, unix: float) -> tuple[Kept, Issued]:
+def _with(kept: Kept, info: KeyInfo, new: Minted, unix: float, by: Identity | None) -> tuple[Kept, Issued]:
     if any(record.info.key_id == new.key_id for record in kept.records):
         raise KeyRefused("two keys would have the same id, by chance: try again")
+    remaining = _remaining(kept, unix)
+    of_tenant = sum(record.info.tenant == info.tenant for record in remaining)
+    if by is not None and by.tenant != OWNERS_TENANT and of_tenant >= TENANT_KEYS_MAX:
+        raise KeyRefused(f"tenant {info.tenant} has {TENANT_KEYS_MAX} keys already, the limit", codes.OVERLOADED)
     info.key_id = new.key_id
     info.created_at.CopyFrom(keyring.stamp(unix))
     info.ClearField("last_used_at")
@@ -122,7 +128,7 @@ def _with(kept: Kept, info: KeyInfo, new: Minted, unix: float) -> tuple[Kept, Is
     if info.signs:
         record.signing_secret = new.signing_secret
     issued = Issued(info, new.key, signing_text(new.signing_secret) if info.signs else "")
-    return Kept(kept.lookup_key, (*_remaining(kept, unix), record)), issued
+    return Kept(kept.lookup_key, (*remaining, record)), issued
 
 
 def _replaced(kept: Kept, record: StoredKey, unix: float) -> Kept:

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 import structlog
 from google.protobuf.message import DecodeError
 
+from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.peer_pb2 import StoredKey
 from reach.core import keyring
 from reach.core.keyring import KEYS_MAX, Kept, KeyRefused, KeysUnusable
@@ -170,7 +171,7 @@ def _steps(
 ) -> tuple[list[Compare], list[Operation]]:
     """What leads from what is there to what is wanted, if nobody else changes those records meanwhile."""
     if len(kept.records) > KEYS_MAX:
-        raise KeyRefused(f"the registry has {KEYS_MAX} keys already, the limit")
+        raise KeyRefused(f"the registry has {KEYS_MAX} keys already, the limit", codes.OVERLOADED)
     compares: list[Compare] = []
     operations: list[Operation] = []
     wanted = {KEYS + record.info.key_id: record for record in kept.records}

@@ -168,6 +168,19 @@ def test_an_overlap_beyond_its_bounds_is_refused(overlap_s: float) -> None:
         key_orders.rotate(kept, old.info.key_id, overlap_s, minted(), NOW)
 
 
+def test_an_admin_does_not_fill_the_room_of_other_tenants(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_orders, "TENANT_KEYS_MAX", 2)
+    kept, _ = create(by=OWNER, tenant="other")
+    for _ in range(2):
+        kept, last = create(kept, by=TENANTS)
+    with pytest.raises(KeyRefused, match="the limit") as refused:
+        create(kept, by=TENANTS)
+    assert refused.value.code == codes.OVERLOADED
+    with pytest.raises(KeyRefused, match="the limit"):
+        key_orders.rotate(kept, last.info.key_id, 0, minted(), NOW, TENANTS)
+    assert len(create(kept, by=OWNER, tenant="acme")[0].records) == 4
+
+
 def test_records_of_long_ended_keys_go_when_others_change() -> None:
     kept, _ = create(expires_in_s=10.0)
     later = NOW + keyring.ENDED_KEPT_S + 60
