@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +30,13 @@ _WATCH_S = 12.0
 _SETTLE_S = 60.0
 
 CROWD_AGENTS = 2_000
-_CROWD_HOLDERS = 4  # processes that hold them
-_CROWD_NICE = 19
-"""They stand for processes of other machines: they take what the nodes and the pair leave of this one."""
+_CROWD_HOLDERS = 4
+"""Processes that hold them. They stand for processes of other machines: they take what the nodes and the pair leave."""
 _CROWD_S = 15.0
 _PAIR_RATE = 100
 _BEFORE_S = 10.0
 _ATTACH_S = 300.0
-_LOOK_S = 1.0  # a page of metrics takes a node some milliseconds
+_LOOK_S = 1.0  # a page of metrics takes a node a millisecond
 _OK = "OK"
 
 
@@ -125,7 +124,7 @@ async def crowd(plan: Scale, tree: Path | None) -> dict[str, Any]:
         urls = [mesh.urls_from(place) for place in range(3)]
         share = count // _CROWD_HOLDERS
         for number in range(_CROWD_HOLDERS):
-            settings = {"urls": urls, "first": number * share, "count": share, "nice": _CROWD_NICE}
+            settings = {"urls": urls, "first": number * share, "count": share, "gives_way": True}
             await mesh.worker("crowd", "idle", settings, _ATTACH_S)
         await mesh.worker("agent", "agents", cluster.spread(["pair/one"], [mesh.addresses[2]]))
         caller = await mesh.worker("caller", "caller", {"url": mesh.addresses[1]})
@@ -133,7 +132,7 @@ async def crowd(plan: Scale, tree: Path | None) -> dict[str, Any]:
         if sum(attached) != share * _CROWD_HOLDERS + 1:
             raise Failed(f"{sum(attached)} agents are attached of {share * _CROWD_HOLDERS + 1}")
         await _pair(caller, 2.0)
-        calm = await _pair(caller, _BEFORE_S)
+        calm = await _looked_at(mesh, _pair(caller, _BEFORE_S))
         asked = asyncio.ensure_future(_pair(caller, _CROWD_S))
         used, killed_at = Used.now({}, mesh.pids(0)), time.monotonic()
         os.kill(mesh.nodes[0].pid, signal.SIGKILL)
@@ -151,6 +150,16 @@ async def crowd(plan: Scale, tree: Path | None) -> dict[str, Any]:
         "failed": sum(1 for _, _, outcome, _ in (*calm, *stirred) if outcome != _OK),
         "foreign_cpu": others.foreign(used, back_s) if used and others else None,
     }
+
+
+async def _looked_at(mesh: Cluster, pair: Coroutine[Any, Any, list[Any]]) -> list[Any]:
+    """What a pair feels while the nodes are asked as often as they will be during the return of the crowd."""
+    asked = asyncio.ensure_future(pair)
+    while not asked.done():
+        for place in (1, 2):
+            await mesh.agents(place)
+        await asyncio.wait([asked], timeout=_LOOK_S)
+    return await asked
 
 
 async def _pair(caller: Child, seconds: float) -> list[Any]:
