@@ -34,6 +34,7 @@ _KEY = re.compile(r"reach_[0-9a-f]{8}_[A-Za-z0-9_-]{43}")
 _ID = re.compile(r"[0-9a-f]{8}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}")
 _ENV = re.compile(r"\*|[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_NEVER = float("inf")
 _SCRYPT_N = 1 << 12  # 10 ms and 4 MiB: a thousand clients that come back to a node at once are in within some seconds
 
 
@@ -159,7 +160,7 @@ def ended_at(record: StoredKey) -> float:
     times = [unix_of(record.revoked_at)] if record.HasField("revoked_at") else []
     if record.info.HasField("expires_at"):
         times.append(unix_of(record.info.expires_at))
-    return min(times, default=float("inf"))
+    return min(times, default=_NEVER)
 
 
 def forgettable(records: Iterable[StoredKey], unix: float) -> list[str]:
@@ -198,13 +199,17 @@ class Keyring:
     """
 
     def __init__(self, secret: bytes) -> None:
-        """`secret` is random, and this process's own: keys are remembered by their digest under it."""
+        """`secret` is random, at most 64 bytes, and this process's own: keys are remembered by a MAC under it."""
         self._secret = secret
         self._lookup_key = b""
         self._records: dict[str, StoredKey] = {}
         self._by_lookup: dict[bytes, StoredKey] = {}
         self._holders: dict[str, Identity] = {}
         self._verified: dict[bytes, Identity] = {}
+        self._ends_at: dict[str, float] = {}
+        """By the key_id of an identity: when its key ends."""
+        self._next_end = _NEVER
+        """When the first of these ends."""
         self._times = 0
 
     def take(self, kept: Kept, unix: float) -> tuple[bool, frozenset[str]]:
@@ -215,8 +220,13 @@ class Keyring:
         before = self._records
         self._records, self._lookup_key = records, kept.lookup_key
         self._by_lookup = {record.lookup: record for record in records.values()}
-        gone = [key_id for key_id in self._holders if not _same(before[key_id], records.get(key_id))]
-        ends = self._end(gone) | self.look(unix)[1]
+        ends = self._end(
+            [
+                key_id
+                for key_id in self._holders
+                if not _same(before[key_id], records.get(key_id)) or ended(records[key_id], unix)
+            ]
+        )
         for key_id, record in records.items():
             if key_id not in self._holders and not ended(record, unix):
                 self._times += 1
@@ -227,17 +237,22 @@ class Keyring:
                     f"{key_id}#{self._times}",
                     record.signing_secret,
                 )
+        self._ends_at = {who.key_id: ended_at(records[key_id]) for key_id, who in self._holders.items()}
+        self._next_end = min(self._ends_at.values(), default=_NEVER)
         return True, ends
 
     def look(self, unix: float) -> tuple[bool, frozenset[str]]:
         """What has ended by now: the same pair."""
+        if unix < self._next_end:
+            return False, frozenset()
         ends = self._end([key_id for key_id in self._holders if ended(self._records[key_id], unix)])
+        self._next_end = min((self._ends_at[who.key_id] for who in self._holders.values()), default=_NEVER)
         return bool(ends), ends
 
     def known(self, key: str, unix: float) -> Identity | None:
         """Whose key it is, if it was verified before and still holds."""
         who = self._verified.get(self._digest(key))
-        return who if who is not None and not ended(self._records[key_id_of(who)], unix) else None
+        return who if who is not None and unix < self._ends_at[who.key_id] else None
 
     def candidate(self, key: str, unix: float) -> StoredKey | None:
         """The record that this key may be of; `proves` tells."""
@@ -278,7 +293,7 @@ class Keyring:
         return frozenset(ends)
 
     def _digest(self, key: str) -> bytes:
-        return hmac.digest(self._secret, key.encode(), "sha256")
+        return hashlib.blake2b(key.encode(), digest_size=16, key=self._secret).digest()
 
 
 def key_id_of(who: Identity) -> str:
@@ -288,6 +303,8 @@ def key_id_of(who: Identity) -> str:
 
 def _same(before: StoredKey, now: StoredKey | None) -> bool:
     """Whether whoever holds the key may go on as before: when it ends is looked at elsewhere."""
+    if before is now or before == now:
+        return True
     if now is None or (before.hash, before.signing_secret) != (now.hash, now.signing_secret):
         return False
     return (before.info.tenant, before.info.principal, rights_of(before.info)) == (

@@ -79,7 +79,7 @@ class ApiKeys:
         now = self._unix()
         who = self._ring.known(key, now)
         if who is not None:
-            self._used[keyring.key_id_of(who)] = now
+            self._used[who.key_id] = now
         return who
 
     async def verified(self, key: str) -> Identity | None:
@@ -174,4 +174,4 @@ class ApiKeys:
             await asyncio.sleep(USED_TOLD_S)
             used, self._used = self._used, {}
             if used:
-                await self.store.put_used(used)
+                await self.store.put_used({key_id.partition("#")[0]: at for key_id, at in used.items()})
