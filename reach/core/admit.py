@@ -217,6 +217,7 @@ def deny(
         about = {
             "message": envelope.message_id[: limits.MESSAGE_ID_CHARS_MAX],
             "to": senders.addressed(envelope.target),
+            "on_behalf_of": senders.on_behalf_of(state, who, envelope),
         }
         auditing.denied(state, "message.denied", who, peer, about, error.message, envelope.trace_id)
 

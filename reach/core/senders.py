@@ -77,6 +77,15 @@ def _access_fault(
     return fault
 
 
+def on_behalf_of(state: State, who: Identity, envelope: Envelope) -> str:
+    """The actors of a message that is refused, oldest first; empty: its sender acts for itself, or says falsely."""
+    try:
+        parent = state.lineage.verify(envelope.lineage, who.principal) if envelope.lineage else None
+    except Forged:
+        return ""
+    return ",".join(actors.behind(parent, who.principal))
+
+
 def addressed(target: Target) -> str:
     """To whom, in short."""
     to = target.agent_id or target.agent_type or (f"topic {target.topic}" if target.topic else "")
