@@ -260,6 +260,8 @@ LIMITS: dict[str, tuple[Bound, ...]] = {
               "OVERLOADED; those that ended 30 days ago do not count"),
         Bound("the same of one tenant, made by its own admins", "reach.core.key_orders.TENANT_KEYS_MAX", "OVERLOADED"),
         Bound("patterns of one kind in one API key", "reach.core.keyring.PATTERNS_MAX", _FIELD),
+        Bound("one of these patterns", "reach.core.access.PATTERN_CHARS_MAX", _FIELD, "characters"),
+        Bound("the header that shows a key", "reach.core.doors.KEY_CHARS_MAX", "UNAUTHENTICATED", "characters"),
         Bound("the file of API keys", "reach.adapters.key_file.FILE_BYTES_MAX", "it is refused", "bytes"),
         Bound("until a new API key ends, at most", "reach.core.key_orders.LASTS_S_MAX", _FIELD, "s"),
         Bound("overlap of a key and the one in its place", "reach.core.key_orders.OVERLAP_S_MAX", _FIELD, "s"),
