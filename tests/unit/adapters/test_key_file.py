@@ -95,13 +95,15 @@ def test_a_file_that_was_damaged_is_refused_in_one_line_without_what_stands_ther
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"   \n", b"\n", b"changeme", b"\xff\xfe", b"{", b"[" * 100_000, b"null", b"{}"]
+    "content",
+    [b"", b"   \n", b"\n", b"changeme", b"reach_1a2b3c4d_AAAA\n", b"\xff\xfe", b"{", b"[" * 100_000, b"null", b"{}"],
 )
 def test_what_is_no_file_of_keys_at_all_is_refused(keys: KeysFile, content: bytes) -> None:
     keys.path.write_bytes(content)
     keys.path.chmod(0o600)
-    with pytest.raises(KeysUnusable):
+    with pytest.raises(KeysUnusable) as refused:
         keys.file.read()
+    assert "AAAA" not in str(refused.value)
 
 
 def test_a_folder_and_a_path_without_folder_are_refused(tmp_path: Path) -> None:
