@@ -46,7 +46,7 @@ class Inquiry:
         self.missing: list[str] = []
         """Who may have it and cannot be asked now."""
         self.orphans: set[tuple[str, bytes]] = set()
-        """Processes whose nodes are lost and that have not come to another one: nobody else knows what they have."""
+        """Processes that are gone with what they had, and have not come to another node: up to the end nobody knows."""
         self.timer: Token | None = None
 
 
@@ -75,8 +75,8 @@ def asked(state: State, node: NodePeer, lookup: Lookup) -> None:
         _say(state, node, answer)
         return
     pool = _candidates(state, lookup, unknown[0].tenant, unknown[0].env)
-    if len(state.asking) >= ASKING_MAX or (pool is not None and vanished.among(state, pool.selector)):
-        return
+    if len(state.asking) >= ASKING_MAX or (pool is not None and vanished.among(state, pool.selector, node.seen_at)):
+        return  # a node that was there already remembers by itself who is gone
     nonce = state.next_number << ROUND_BITS  # a number that is no request's
     state.next_number += 1
     asking = Asking(node, answer, nonce)

@@ -202,7 +202,7 @@ def _ask(state: State, inquiry: Inquiry) -> None:
         assert isinstance(attachment, Attachment)
         process = (agent.agent_id, agent.incarnation)
         if attachment.remote and not _answers_for(attachment):
-            inquiry.orphans.add(process)
+            inquiry.missing.append(agent.agent_id)
             continue
         inquiry.orphans.discard(process)
         if agent.status == UNREACHABLE or not attachment.peer.connected:

@@ -9,6 +9,7 @@ its former life left in the store, until they are back.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from reach.core.agents import Agent
@@ -123,15 +124,18 @@ def _had(node: NodePeer, agent: Agent) -> bool:
     return last is not None and last.incarnation == agent.incarnation
 
 
-def among(state: State, selector: Selector) -> list[Process]:
-    """Those that a message of this target may have been given to, and that have not come back."""
+def among(state: State, selector: Selector, before: float = math.inf) -> list[Process]:
+    """Those that a message of this target may have been given to, and that have not come back.
+
+    With `before` only those that were remembered by then.
+    """
     book = state.vanished
     if not book.entries:
         return []
     found: list[Process] = []
     for key in book.asked_for(selector):
         each = book.entries.get(key)
-        if each is None or each.until <= state.now or not each.home_is_gone:
+        if each is None or each.until <= state.now or each.until - REMEMBERED_S > before or not each.home_is_gone:
             continue
         tenant, env, agent_id, incarnation = key
         present = state.directory.get(tenant, env, agent_id)

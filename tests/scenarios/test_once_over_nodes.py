@@ -367,6 +367,43 @@ def test_what_an_agent_brought_along_to_another_node_and_took_away_with_it_does_
     cores.assert_settled()
 
 
+def test_an_id_of_an_applications_runs_as_soon_as_the_home_of_a_killed_agent_has_another_one() -> None:
+    cores = Cores(3)
+    home, entry, _ = cores.nodes
+    agent = home.agent("echo/1")
+    agent.cut()
+    caller = entry.caller()
+    name = caller.request("an id of its application", fresh=False, timeout_ms=30_000)
+    cores.advance(1.0)
+    assert not caller.replies_to(name)  # it may come back
+    successor = dials(home, agent, same=False)
+    cores.advance(1.0)
+    successor.answer(name)
+    assert not caller.reply_to(name).HasField("error")
+    cores.assert_settled()
+
+
+@pytest.mark.parametrize("owner", [1, 2])
+def test_a_home_keeps_that_an_agent_was_lost_though_its_entry_was_told(owner: int) -> None:
+    cores = Cores(3)
+    entry, home, other = cores.nodes
+    agent = home.agent("echo/1")
+    name = message_owned_by(cores.nodes[owner], other)
+    entry.caller("first").request("same", message_id=name, timeout_ms=20_000)
+    agent.cut()
+    successor = dials(home, agent, same=False)
+    cores.advance(3.0)
+    cores.kill(entry)  # with what it had told its caller, who did not hear it
+    caller = other.caller()
+    caller.request("same", message_id=name, fresh=False, timeout_ms=30_000)
+    cores.advance(1.0)
+    assert not successor.has(name)
+    error = caller.error_of(name)
+    assert error.code == codes.AGENT_LOST and error.may_have_executed
+    cores.advance(30.0)
+    cores.assert_settled()
+
+
 def test_what_an_agent_had_that_ended_long_before_its_home_was_settled_by_it() -> None:
     """Else an id of an application's would wait, after the loss of a node, for all that had ended at it."""
     cores = Cores(3)

@@ -46,6 +46,7 @@ class NodeCore(CoreMesh):
     def see(self, other: NodeCore) -> None:
         """Another node's key stands in the store."""
         record = NodeRecord(node_id=other.node_id, address=f"{other.node_id}:1", incarnation=other.state.incarnation)
+        record.started_at.seconds = int.from_bytes(other.state.nonce[-4:], "big")  # each life has its own
         with self.step() as state:
             remote.node_seen(state, record)
 
