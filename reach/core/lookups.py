@@ -15,9 +15,10 @@ from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope, Target
 from agentreach.v1.error_pb2 import Error
 from agentreach.wire.errors import failure
-from reach.core import access, actors, route, settle
+from reach.core import access, actors, auditing, route, settle
 from reach.core.brought import Parked
 from reach.core.effects import LookUpAgent
+from reach.core.ports import Identity
 from reach.core.requests import Request, Stage
 
 if TYPE_CHECKING:
@@ -86,7 +87,12 @@ def no_match(state: State, pool: Pool, request: Request) -> Error:
     if selector.among:
         others = len(state.directory.pool(replace(selector, among=())))
         if others:
-            return actors.not_among(selector, others)
+            error = actors.not_among(selector, others)
+            tenant, principal, _, message_id = request.key
+            about = {"message": message_id, "to": str(selector)[:200]}
+            who = Identity(tenant, principal)
+            auditing.denied(state, "message.denied", who, None, about, error.message, request.trace_id)
+            return error
     rights = state.principals.get(request.key[:2])
     hint = state.directory.hint(pool.selector, access.within(rights))
     return unknown(state, f"no agent matches {pool.selector}", hint, age_s=0.0 if request.looked_up else age_s(state))

@@ -20,6 +20,8 @@ from agent_sdk import Agent, PermissionDenied, connect
 from agentreach.v1 import admin_pb2 as admin
 from agentreach.v1 import registry_pb2 as registry
 from agentreach.v1.admin_pb2_grpc import AdminServiceStub
+from agentreach.v1.envelope_pb2 import Envelope, Target
+from agentreach.v1.mesh_pb2_grpc import MeshServiceStub
 from agentreach.v1.registry_pb2_grpc import RegistryServiceStub
 from reach.core.auditing import LINES_PER_S
 from tests.support.api_keys import EVERYTHING, KeysFile, key_id
@@ -144,6 +146,45 @@ async def test_a_call_without_the_right_is_told_with_its_trace(mesh: Mesh) -> No
     line = await mesh.line("message.denied")
     assert line["principal"] == "poor" and line["outcome"] == "PERMISSION_DENIED" and line["peer"]
     assert line["about"]["to"] == "extractor" and line["trace_id"] == refused.value.trace_id
+
+
+async def test_a_call_of_its_own_is_told_with_where_it_came_from_too(mesh: Mesh) -> None:
+    async with grpc.aio.insecure_channel(mesh.node.grpc_address) as channel:
+        envelope = Envelope(target=Target(agent_type="extractor"), timeout_ms=1_000, trace_id="t-1")
+        with pytest.raises(grpc.aio.AioRpcError):
+            await MeshServiceStub(channel).Invoke(envelope, metadata=shown(mesh.poor))
+    line = await mesh.line("message.denied")
+    assert line["trace_id"] == "t-1" and re.fullmatch(r"ipv4:127\.0\.0\.1:\d+", line["peer"])
+
+
+async def test_what_is_done_to_keys_is_told_with_their_ids_and_without_the_keys(mesh: Mesh) -> None:
+    async with grpc.aio.insecure_channel(mesh.node.grpc_address) as channel:
+        stub, ops = AdminServiceStub(channel), shown(mesh.ops)
+        wanted = admin.KeyInfo(principal="new", may_call=["extractor"], signs=True)
+        made = await stub.CreateKey(admin.CreateKeyRequest(key=wanted), metadata=ops)
+        line = await mesh.line("admin.CreateKey")
+        assert line["about"]["made"] == made.key.key_id and line["about"]["principal"] == "new"
+        assert line["about"]["may_call"] == "extractor" and line["about"]["signs"] == "True"
+        rotated = await stub.RotateKey(admin.RotateKeyRequest(key_id=made.key.key_id), metadata=ops)
+        line = await mesh.line("admin.RotateKey")
+        assert line["about"] == {"key_id": made.key.key_id, "made": rotated.key.key_id}
+        await stub.RevokeKey(admin.RevokeKeyRequest(key_id=rotated.key.key_id), metadata=ops)
+        line = await mesh.line("admin.RevokeKey")
+        assert line["about"] == {"key_id": rotated.key.key_id} and line["principal"] == "ops"
+    written = mesh.path.read_text()
+    for secret in (made.secret, made.signing_secret, rotated.secret, rotated.signing_secret):
+        assert secret and secret not in written
+
+
+async def test_the_nodes_log_lines_of_an_operators_call_have_the_trace_id_of_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    with start_node(audit_log=str(path)) as node:
+        async with grpc.aio.insecure_channel(node.grpc) as channel:
+            await AdminServiceStub(channel).DrainNode(admin.DrainNodeRequest(reason="told to", timeout_ms=10))
+        await asyncio.to_thread(node.process.wait, LIMIT_S)
+        drained = next(line for line in map(json.loads, path.read_text().splitlines()) if "Drain" in line["action"])
+        logged = [json.loads(line) for line in node.log.splitlines() if '"node drains"' in line]
+    assert [line["trace_id"] for line in logged] == [drained["trace_id"]]
 
 
 async def test_a_revoked_key_is_told_once_it_has_ended(mesh: Mesh) -> None:

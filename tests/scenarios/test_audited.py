@@ -112,3 +112,13 @@ def test_where_nobody_is_known_a_claim_is_worth_no_line(lines: list[AuditLine]) 
     core.agent("echo/1")
     core.caller().request(agent_type="echo", source="system/root")
     assert [line.action for line in lines] == ["agent.attached"]
+
+
+def test_a_request_that_only_others_than_it_may_call_would_match_is_told(lines: list[AuditLine]) -> None:
+    core = CoreMesh()
+    core.agent("echo/1", who=SERVES, capabilities=["ner"])
+    caller = core.caller(who=POOR)
+    message_id = caller.request(capabilities=["ner"], trace_id="t" * 32)
+    line = only(lines, "message.denied")
+    assert (line.principal, line.trace_id, line.about["message"]) == ("poor", "t" * 32, message_id)
+    assert "none is among those that may be called" in line.why
