@@ -665,6 +665,7 @@ async def test_an_agent_id_is_not_taken_over_and_nothing_is_shared_over_two_node
                     call.payload.text = "of elsewhere" if number > 1 else "of default"
                     reply = Envelope.FromString(await ask(channel, INVOKE, call, theirs if number > 1 else alice))
                     assert reply.payload.text == ("elsewhere 1" if number > 1 else "default 1")
+                await _nested_over_nodes(keys, first.grpc, second.grpc, one, two)
                 trace = admin.GetTraceRequest(trace_id="7" * 32)
                 for channel in (one, two):
                     for key in (root, root_elsewhere):
@@ -673,6 +674,47 @@ async def test_an_agent_id_is_not_taken_over_and_nothing_is_shared_over_two_node
                         assert {each.message_id for each in told.messages} == {"1"}
                     assert await code_of(channel, "AdminService/GetTrace", trace, alice) == "PERMISSION_DENIED"
             assert "Traceback" not in first.log + second.log
+
+
+async def _nested_over_nodes(
+    keys: KeysFile, first: str, second: str, one: grpc.aio.Channel, two: grpc.aio.Channel
+) -> None:
+    """A call by one node to a handler at the other, and on from there: on whose behalf is known on both."""
+    caller, b_key = keys.add("caller", may_call=["b", "c"]), keys.add("b", may_register=["b"], may_call=["c", "d"])
+    thief, c_key = keys.add("thief", **EVERYTHING), keys.add("c", **EVERYTHING)
+    b, c, d = Taking(answer=None), Taking(), Taking()
+    async with (
+        serving(second, "b/1", b, b_key) as agent,
+        serving(first, "c/1", c, c_key),
+        serving(first, "d/1", d, c_key),
+    ):
+        for channel in (one, two):
+            for kind in ("b", "c", "d"):
+                await _served(channel, c_key, kind)
+        call = request(target=Target(agent_type="b"), message_id="cancel me not", fresh=True)
+        asked = asyncio.create_task(ask(one, INVOKE, call, caller))
+        handled = await b.next()
+        for kind, outcome in (("c", "OK"), ("d", "PERMISSION_DENIED")):
+            nested = request(target=Target(agent_type=kind), lineage=handled.lineage, message_id=kind, fresh=True)
+            await agent.send(nested)
+            reply = await replies_to(agent, kind)
+            assert (ErrorCode.Name(reply.error.code) if reply.HasField("error") else "OK") == outcome
+            for channel in (one, two):
+                stolen = request(target=Target(agent_type=kind), lineage=handled.lineage)
+                assert await code_of(channel, INVOKE, stolen, thief) == "PERMISSION_DENIED"
+        got = await c.next()
+        assert (got.principal, list(got.actors)) == ("b", ["caller"]) and d.came.empty()
+        for node in (first, second):
+            async with raw_link(node, agents=[f"evil/{node[-1]}"], key=thief) as evil:
+                cancel = Envelope(type=CANCEL, correlation_id="cancel me not", entry=handled.entry, attempt=1)
+                forged = response(handled, "forged")
+                forged.principal = "b"
+                await evil.send(cancel, forged)
+                await evil.send(request(target=Target(agent_type="nobody"), message_id="after"))
+                await replies_to(evil, "after")
+        assert not b.cancelled
+        await agent.send(response(handled, "true"))
+        assert Envelope.FromString(await asked).payload.text == "true"
 
 
 def _counting(says: str, address: str, key: str) -> Agent:
@@ -687,9 +729,9 @@ def _counting(says: str, address: str, key: str) -> Agent:
     return agent
 
 
-async def _served(channel: grpc.aio.Channel, key: str) -> None:
+async def _served(channel: grpc.aio.Channel, key: str, kind: str = "held") -> None:
     """Until this node knows the agent of this tenant as one that is given work."""
-    asked = registry.ResolveRequest(target=Target(agent_type="held"))
+    asked = registry.ResolveRequest(target=Target(agent_type=kind))
 
     async def is_known() -> bool:
         reply = await ask(channel, "RegistryService/Resolve", asked, key)
