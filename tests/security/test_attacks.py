@@ -27,7 +27,9 @@ from agentreach.v1.frame_pb2 import (
     Attach,
     Frame,
     Goodbye,
+    Hello,
     NodeHello,
+    SessionRef,
     SessionSnapshot,
     SessionState,
     Signal,
@@ -290,6 +292,31 @@ async def test_a_stolen_resume_token_is_of_no_use_to_another_principal(scene: Sc
             async with raw_link(address, resume_token=token, last_seq=0, incarnation=b"t" * 16, key=key) as thief:
                 assert not thief.welcome.resumed and thief.welcome.resume_token != token
         await ask(channel, INVOKE, request(target=Target(agent_type="token")), scene.alice)  # the holder lives on
+
+
+@pytest.mark.parametrize("epoch", [1, (1 << 63), (1 << 64) - 1])
+async def test_a_claim_to_a_session_outlasts_neither_its_owner_nor_the_one_who_made_it(
+    scene: Scene, channel: grpc.aio.Channel, epoch: int
+) -> None:
+    true, false, session = Taking("true"), Taking("false"), f"claimed {epoch}"
+    kind = f"claim-{epoch}"
+    call = request(target=Target(agent_type=kind), session_id=session)
+    async with serving(scene.node.grpc, f"{kind}/1", true, scene.svc):
+        first = Envelope.FromString(await ask(channel, INVOKE, call, scene.alice))
+        async with raw_stream(scene.node.grpc, key=scene.mallory) as thief:
+            thief.answering(false)
+            claim = Attach(record=record(f"{kind}/2"), sessions=[SessionRef(session_id=session, epoch=epoch)])
+            other = SessionRef(session_id=f"{session} too", epoch=epoch)
+            claim.sessions.append(other)
+            await thief.write(Frame(signals=[Signal(hello=Hello(agents=[claim], protocol_version=1))]))
+            await thief.until("welcome")
+            held = Envelope.FromString(await ask(channel, INVOKE, call, scene.alice))
+            assert (held.payload.text, held.epoch) == ("true", first.epoch)  # its owner is there
+            await thief.signal(Signal(goodbye=Goodbye(code=Goodbye.NORMAL)))
+            await thief.over()
+        for name in (session, f"{session} too"):  # nobody had the second one before
+            again = request(target=Target(agent_type=kind), session_id=name)
+            assert Envelope.FromString(await ask(channel, INVOKE, again, scene.alice)).payload.text == "true"
 
 
 @pytest.mark.parametrize("agent_id", ["caller/alice", "caller/1"])
