@@ -27,6 +27,7 @@ PAGES = (
     "docs/howto/tls.md",
     "docs/howto/audit.md",
     "docs/howto/api-keys.md",
+    "docs/howto/secure.md",
     "docs/howto/limits.md",
     "CONTRIBUTING.md",
 )
@@ -49,6 +50,7 @@ NOT_RUN = {
     "docs/howto/tls.md": 0,
     "docs/howto/audit.md": 0,
     "docs/howto/api-keys.md": 0,
+    "docs/howto/secure.md": 0,
     "docs/howto/limits.md": 0,
     "CONTRIBUTING.md": 1,
 }
