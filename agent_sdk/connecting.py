@@ -105,8 +105,8 @@ def connect(
     `url` is `HOST:PORT[,HOST:PORT…]`, tried in that order; default `REACH_URL`, else 127.0.0.1:7070. Waits `timeout`
     seconds for a node, then raises `ConnectFailed`; a url that cannot be read and bad credentials end it at once.
     `env` is the environment to talk in (`production` if empty), `name` a wish for the caller's id (where keys or
-    certificates are asked for, the principal is its name). Clients of one process share a connection, unless `own_link`. `signing_secret` came with an API key whose messages must be signed
-    (default `REACH_SIGNING_SECRET`).
+    certificates are asked for, that has its principal's name). Clients of one process share a connection, unless
+    `own_link`. `signing_secret` came with an API key whose messages must be signed (default `REACH_SIGNING_SECRET`).
     """
     if url is not None:
         arguments.check_text("url", url)
