@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from reach.core.state import State
 
 SUBSCRIBE_RETRY_AFTER_MS = 5_000
-_NOT_ITS_PUBLISHERS = ("entry", "attempt", "epoch", "session_event", "actors")  # nodes write these
 COUNTS = ("matched", "accepted", "dropped", "unknown")
 
 
@@ -83,11 +82,18 @@ def publish(
     wait_s = envelope.timeout_ms / 1000 or state.rules.publish_timeout_s
     publishing = Publishing(port, envelope, state.now + wait_s - spent_ms / 1000)
     envelope.type = pb.EVENT
-    for name in _NOT_ITS_PUBLISHERS:
-        envelope.ClearField(name)
+    _take_what_nodes_write(envelope)
     envelope.actors.extend(actors.behind(parent, who.principal))
     env = normalise_env(envelope.env)
     spread(state, publishing, list(_receivers(state, envelope, who, env)), envelope, parent)
+
+
+def _take_what_nodes_write(envelope: Envelope) -> None:
+    envelope.ClearField("entry")
+    envelope.ClearField("attempt")
+    envelope.ClearField("epoch")
+    envelope.ClearField("session_event")
+    envelope.ClearField("actors")
 
 
 def call_back(state: State, envelope: Envelope, parent: Lineage | None) -> int:

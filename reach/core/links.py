@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from agentreach.v1 import frame_pb2 as pb
 from agentreach.v1.frame_pb2 import Signal
 from agentreach.wire import limits
-from agentreach.wire.names import is_name, normalise_env
+from agentreach.wire.names import as_name, is_name, normalise_env
 from reach.core import (
     arrivals,
     credit,
@@ -97,7 +97,7 @@ def _new_peer(state: State, who: Identity, message: pb.Hello) -> Peer:
     token = state.secrets.getrandbits(_RANDOM_BITS).to_bytes(16, "big")
     peer = Peer(state, link_id, token, who)
     # Who is known is called by that name: it could call itself by another's.
-    name = message.name if who.rights is None and is_name(message.name) else who.principal
+    name = message.name if who.rights is None and is_name(message.name) else as_name(who.principal)
     peer.caller_id = f"caller/{name}-{link_id[:8]}"
     peer.env, peer.numbers_items = normalise_env(message.env), bool(message.sdk)
     # Hand-written processes may leave it out; they must not all be taken for one and the same.

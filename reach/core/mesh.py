@@ -15,7 +15,7 @@ from agentreach.v1 import frame_pb2
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.frame_pb2 import Frame, Signal
 from agentreach.wire.errors import clean
-from agentreach.wire.names import normalise_env
+from agentreach.wire.names import as_name, normalise_env
 from reach.core import (
     admit,
     arrivals,
@@ -127,7 +127,7 @@ def frame(
 
 def invoke(state: State, call: Call, who: Identity, envelope: Envelope) -> None:
     """A request came by a call of its own."""
-    caller_id = f"caller/{who.principal}"
+    caller_id = f"caller/{as_name(who.principal)}"
     fault = quotas.call_fault(state, call, who, envelope)
     if fault is not None:
         envelope.tenant = who.tenant
@@ -141,7 +141,7 @@ def invoke(state: State, call: Call, who: Identity, envelope: Envelope) -> None:
 def publish(state: State, call: Call, who: Identity, envelope: Envelope) -> None:
     """An event came by a call of its own."""
     quotas.call_fault(state, call, who, envelope)
-    events.publish(state, call, who, envelope, 0, None, f"caller/{who.principal}")
+    events.publish(state, call, who, envelope, 0, None, f"caller/{as_name(who.principal)}")
 
 
 def hang_up(state: State, call: Call, who: Identity) -> None:

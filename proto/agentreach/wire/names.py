@@ -29,6 +29,14 @@ def is_name(text: str) -> bool:
     return 0 < len(text) <= NAME_CHARS_MAX and text[0] in _FIRST and not text.strip(_REST)
 
 
+def as_name(text: str) -> str:
+    """A name for what need not be one, a principal that is a SPIFFE id for instance; two may get the same."""
+    if is_name(text):
+        return text
+    letters = "".join(letter if letter in _REST else "-" for letter in text).strip("-._")
+    return letters[-NAME_CHARS_MAX:].lstrip("-._") or "unnamed"
+
+
 def is_topic(text: str) -> bool:
     """True if `text` can be a topic. Topics match exactly: `/` has no meaning to the mesh."""
     return 0 < len(text) <= TOPIC_CHARS_MAX and text[0] in _FIRST and not text.strip(_TOPIC)

@@ -15,7 +15,7 @@ from typing import Final
 WITHHELD: Final = "(withheld)"
 TEXT_CHARS = 65_536  # of one text that is looked at; the rest is cut off
 
-NAMES: Final = (
+NAMES: Final[tuple[str, ...]] = (
     "password", "passwd", "passphrase", "pwd", "secret", "token", "api_key", "access_key", "private_key",
     "signing_key", "authorization", "cookie", "credential", "credentials",
 )  # fmt: skip

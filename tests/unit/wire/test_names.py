@@ -88,3 +88,19 @@ def test_long_text_does_not_sit_in_the_cache_of_capabilities() -> None:
 def test_no_environment_means_production() -> None:
     assert names.normalise_env("") == "production"
     assert names.normalise_env("Staging") == "Staging"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("extractor", "extractor"),
+        ("spiffe://acme.org/ns/prod/extractor", "spiffe---acme.org-ns-prod-extractor"),
+        ("жук", "unnamed"),
+        ("", "unnamed"),
+        ("-" * 80 + "x", "x"),
+        ("a/" * 60, ("a-" * 59 + "a")[-63:]),
+    ],
+)
+def test_what_is_no_name_becomes_one(text: str, name: str) -> None:
+    assert names.as_name(text) == name.lstrip("-._")
+    assert names.is_name(names.as_name(text))
