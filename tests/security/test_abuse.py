@@ -336,7 +336,8 @@ BODIES = {
 @pytest.mark.parametrize("body", BODIES)
 async def test_a_body_is_refused_and_not_kept(node: NodeProcess, body: str) -> None:
     async with unharmed(node):
-        assert (await http(node.http, *BODIES[body])).startswith(b"HTTP/1.1 413 ")
+        answer = (await http(node.http, *BODIES[body])).split(b" ")
+        assert answer[1] in (b"413", b"400"), "400: what comes after the length that it gave is no request"
 
 
 @pytest.mark.parametrize(
