@@ -91,7 +91,10 @@ class KeyFile:
                 kept = decide(there)
                 if len(kept.records) > KEYS_MAX:
                     raise KeyRefused(f"{self.path} has {KEYS_MAX} keys already, the limit", codes.OVERLOADED)
-                self._put(self.path, _text(kept))
+                text = _text(kept)
+                if len(text) > FILE_BYTES_MAX:
+                    raise KeyRefused(f"{self.path} would have more than {FILE_BYTES_MAX} bytes", codes.OVERLOADED)
+                self._put(self.path, text)
         except OSError as error:
             raise self._unusable(f"it cannot be written: {error.strerror or error}") from error
         return kept

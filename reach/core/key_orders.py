@@ -54,13 +54,17 @@ def create(kept: Kept, wanted: KeyInfo, new: Minted, unix: float, by: Identity |
     """One more key. `by` None: by whoever has the store itself in hands. Raises `KeyRefused`."""
     info = KeyInfo()
     info.CopyFrom(wanted)
+    info.DiscardUnknownFields()
     info.tenant = info.tenant or (by.tenant if by is not None else OWNERS_TENANT)
     fault = keyring.info_fault(info)
     if fault:
         raise KeyRefused(fault)
     _check_hands_out(by, info)
-    if info.HasField("expires_at") and not unix < keyring.unix_of(info.expires_at) <= unix + LASTS_S_MAX:
-        raise KeyRefused("it would have expired already, or in more than 100 years")
+    if info.HasField("expires_at"):
+        at = keyring.unix_of(info.expires_at)
+        if not unix < at <= unix + LASTS_S_MAX:
+            raise KeyRefused("it would have expired already, or in more than 100 years")
+        info.expires_at.CopyFrom(keyring.stamp(at))  # its parts may have been beyond their bounds
     return _with(kept, info, new, unix, by)
 
 

@@ -27,6 +27,7 @@ ID_BYTES, SECRET_BYTES, SALT_BYTES, LOOKUP_KEY_BYTES = 4, 32, 16, 32
 LOOKUP_BYTES, HASH_BYTES = 8, 32
 KEYS_MAX = 10_000
 PATTERNS_MAX = 100  # of each kind, in one key
+INFO_BYTES_MAX = 8_192  # all that is said about one key: what many of them take is bounded too
 ENDED_KEPT_S = 30 * 86_400.0
 """How long a key that has ended is still listed; then its record goes when others change."""
 
@@ -35,6 +36,7 @@ _ID = re.compile(r"[0-9a-f]{8}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}")
 _ENV = re.compile(r"\*|[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _NEVER = float("inf")
+_LAST_S = 253_402_300_799  # the end of the year 9999, as far as protobuf's JSON goes
 _SCRYPT_N = 1 << 12  # 10 ms and 4 MiB: a thousand clients that come back to a node at once are in within some seconds
 
 
@@ -106,6 +108,8 @@ def info_fault(info: KeyInfo, *, tenant_needed: bool = True) -> str:
             continue
         if not _NAME.fullmatch(name):
             return f"{what} is {name[:100]!r}; allowed: 1 to 100 letters, digits, '.', '_', '@', '-'"
+    if info.ByteSize() > INFO_BYTES_MAX:
+        return f"all that is said about the key takes {info.ByteSize()} bytes; at most {INFO_BYTES_MAX} are allowed"
     for env in info.envs:
         if not _ENV.fullmatch(env):
             return f"env {env[:100]!r} is no environment; allowed: a name, or * for all"
@@ -130,6 +134,9 @@ def record_fault(record: StoredKey) -> str:
         return f"key_id is {record.info.key_id[:100]!r}, and not 8 hex digits"
     if (len(record.lookup), len(record.salt), len(record.hash)) != (LOOKUP_BYTES, SALT_BYTES, HASH_BYTES):
         return f"the hashes of key {record.info.key_id} are not of the right length"
+    for time in (record.info.created_at, record.info.expires_at, record.revoked_at):
+        if not (0 <= time.seconds <= _LAST_S and 0 <= time.nanos < 1_000_000_000):
+            return f"a time of key {record.info.key_id} is none"
     fault = info_fault(record.info)
     return f"key {record.info.key_id}: {fault}" if fault else ""
 

@@ -14,7 +14,7 @@ import pytest
 
 from reach.adapters import key_file
 from reach.adapters.key_file import KeyFile
-from reach.core.keyring import Kept, KeysUnusable
+from reach.core.keyring import Kept, KeyRefused, KeysUnusable
 from tests.support.api_keys import EVERYTHING, KeysFile
 
 
@@ -156,6 +156,14 @@ def test_whoever_cannot_have_the_lock_in_time_says_so(keys: KeysFile, monkeypatc
         with pytest.raises(KeysUnusable, match="somebody else"):
             keys.add("bob")
     keys.add("bob")
+
+
+def test_a_file_never_grows_beyond_what_is_read(keys: KeysFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys.add("alice")
+    monkeypatch.setattr(key_file, "FILE_BYTES_MAX", len(keys.path.read_bytes()) + 10)
+    with pytest.raises(KeyRefused, match="more than"):
+        keys.add("bob")
+    assert len(keys.file.read().records) == 1
 
 
 def test_an_order_that_is_refused_changes_nothing(keys: KeysFile) -> None:

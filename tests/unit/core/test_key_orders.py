@@ -51,6 +51,14 @@ def test_a_key_that_has_expired_already_or_lasts_for_ages_is_refused(expires_in_
         create(expires_in_s=expires_in_s)
 
 
+def test_a_time_with_parts_beyond_their_bounds_is_stored_as_the_time_it_is() -> None:
+    wanted = info("alice", now=NOW, expires_in_s=10.0)
+    wanted.expires_at.nanos = 2_000_000_000
+    kept, issued = key_orders.create(EMPTY, wanted, minted(), NOW)
+    assert keyring.unix_of(issued.info.expires_at) == NOW + 12
+    assert keyring.record_fault(only(kept)) == ""
+
+
 def test_what_a_caller_says_about_id_times_and_state_counts_for_nothing() -> None:
     wanted = info("alice", key_id="00000000", revoked=True)
     wanted.created_at.CopyFrom(keyring.stamp(1.0))

@@ -201,6 +201,7 @@ def test_the_same_principal_of_two_tenants_are_two() -> None:
         ({"may_call": ["a b"]}, "may_call: 'a b'"),
         ({"may_register": [""]}, "may_register"),
         ({"may_publish": ["cap:x"]}, "may_publish: 'cap:x'"),
+        ({"envs": [f"env-{n}" for n in range(2_000)]}, "at most 8192"),
         ({"may_subscribe": ["x"] * 101}, "may_subscribe has 101 patterns"),
     ],
 )
@@ -209,9 +210,11 @@ def test_what_is_no_principal_no_env_or_no_pattern_is_named(fields: dict[str, ob
     assert part in keyring.info_fault(KeyInfo(**given_fields))  # type: ignore[arg-type]
 
 
-def test_a_record_with_hashes_of_another_length_cannot_be_used() -> None:
+def test_a_record_with_hashes_of_another_length_or_times_that_are_none_cannot_be_used() -> None:
     kept = record(minted().key)
     assert keyring.record_fault(kept) == ""
+    kept.info.expires_at.seconds = 1 << 60
+    assert "a time of key" in keyring.record_fault(kept)
     kept.hash = b""
     assert "hashes" in keyring.record_fault(kept)
 
