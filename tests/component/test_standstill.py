@@ -79,10 +79,10 @@ async def test_for_a_while_after_a_long_standstill_it_is_not_known_who_has_ended
         node = mesh._nodes[0]
         assert node is not None
         still = node.engine.standstill
-        await asyncio.sleep(0.15)
+        await asyncio.sleep(0.15)  # the loop runs, for longer than a tick of the watch
         assert still.unread_s() == 0.0 and still.may_judge
         time.sleep(STILL_S)  # noqa: ASYNC251  # the standstill itself
         assert still.unread_s() == standstill.ALL_READ_S and not still.may_judge
-        await asyncio.sleep(0.15)
+        await asyncio.sleep(0.15)  # it runs again
         assert 0.0 < still.unread_s() < standstill.ALL_READ_S
         assert still.ms(boot_time()) < STILL_S * 1000

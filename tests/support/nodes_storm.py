@@ -3,10 +3,8 @@
     await NodesStorm(ordeal, seed=1).rage(30)           # seconds; every fault ends by itself, what was done: `.log`
 
 At most one node, and one member or all of etcd, is down, frozen or cut off at a time: what a mesh of three promises to
-survive. Two faults are left out, for what they do cannot be undone by anybody. Agents are killed, not frozen: a handler
-that stood still goes on with its turn when it thaws, whoever has the session by then, and only its answer can be
-refused. And no agent ends while a killed node's requests are looked for: if the only two that know of a message die
-together, nobody can say that it has run.
+survive. Agents are killed, not frozen: a handler that stood still goes on with its turn when it thaws, whoever has the
+session by then, and only its answer can be refused.
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ from tests.support.cluster import ClusterNode
 from tests.support.ordeal import BACK_S, Ordeal
 
 STRIKE_EVERY_S = (0.2, 1.5)
-LOOKED_FOR_S = 10.0  # reach.core.once.PATIENCE_S
 
 Fault = tuple[str, str, Callable[[], Awaitable[None]]]
 """What is stricken (one fault at a time each), what is done to it, and the deed."""
@@ -35,7 +32,6 @@ class NodesStorm:
         self._rng = random.Random(seed)
         self._began = time.monotonic()
         self._stricken: set[str] = set()
-        self._node_killed_at = self._agent_ended_at = -LOOKED_FOR_S
 
     async def rage(self, for_s: float) -> None:
         """Strike for so long; ends when every fault has ended."""
@@ -43,23 +39,10 @@ class NodesStorm:
         async with asyncio.TaskGroup() as faults:
             while time.monotonic() < over_at:
                 target, what, deed = self._next()
-                if target not in self._stricken and not self._takes_both(what):
+                if target not in self._stricken:
                     self._stricken.add(target)
                     faults.create_task(self._strike(target, what, deed), name=f"storm: {what}")
                 await asyncio.sleep(self._rng.uniform(*STRIKE_EVERY_S))
-
-    def _takes_both(self, what: str) -> bool:
-        """Whether a node and an agent that both may know of a message would end together."""
-        now = time.monotonic()
-        if what.startswith("kill node"):
-            if now - self._agent_ended_at < LOOKED_FOR_S / 2:
-                return True
-            self._node_killed_at = now
-        elif self.ordeal.kind in what:
-            if now - self._node_killed_at < LOOKED_FOR_S:
-                return True
-            self._agent_ended_at = now
-        return False
 
     async def _strike(self, target: str, what: str, deed: Callable[[], Awaitable[None]]) -> None:
         self.log.append(f"{time.monotonic() - self._began:6.2f} {what}")

@@ -30,6 +30,7 @@ class FaultsOfNodes(Faults):
             "one way": (2, self._one_way),
             "node stays away": (2, self._node_stays_away),
             "node leaves": (2, self._node_leaves),
+            "node and agents crash": (2, self._node_and_agents_crash),
             "node pause": (3, self._node_pause),
             "partition": (4 if len(world.addresses) > 1 else 0, self._partition),
             "island": (2 if len(world.addresses) > 1 else 0, self._island),
@@ -110,6 +111,21 @@ class FaultsOfNodes(Faults):
         process.kill(power=self._rng.random() < 0.3)
         self._world.scheduler.after(self._rng.uniform(5.0, 15.0), self._world.restart, process)
         return f"{process}"
+
+    def _node_and_agents_crash(self) -> str:
+        """Agents and the node that they are linked with, one shortly after the other; both are back soon."""
+        rng, world = self._rng, self._world
+        process = self._some("agents")
+        links = [each for each in world.connections if process in [end.process for end in each.ends]]
+        if process is None or not links:
+            return ""
+        node = next(end.process for end in links[-1].ends if end.process is not process)
+        both, apart_s = [process, node], rng.uniform(0.0, 1.0)
+        rng.shuffle(both)
+        for victim, at in zip(both, (0.0, apart_s), strict=True):
+            world.scheduler.after(at, victim.kill)
+            world.scheduler.after(at + rng.uniform(0.05, 3.0), world.restart, victim)
+        return f"{both[0]} and {apart_s:.3f} s later {both[1]}"
 
     def _node_leaves(self) -> str:
         process = self._some_node()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 SLACK_S = 0.75  # the SDK's grace of 0.25 s, its coarse timer, and a round trip
+LOOKED_FOR_S = 10.0  # so long after both are dead that had a message it is still told from a new one
 DEFINITE = ("REJECTED", "OVERLOADED")  # a handler's own no: it ran, and says that nothing was done
 
 
@@ -39,15 +40,16 @@ def _repeatable(world: World, run: Run) -> bool:
 
 
 def _forgotten(world: World, run: Run) -> bool:
-    """Nobody can know of this run: its node is dead. Of several nodes any may have owned it; they ask the agents, too.
+    """Nobody can know of this run: its node is dead. Of several nodes one that owns a message asks the agents, too.
 
-    An agent remembers what it has answered, and not what it was told to end.
+    An agent remembers what it has answered, and not what it was told to end. One that died is remembered for a while.
     """
     node = world.lives.get(run.life)
-    if len(world.addresses) == 1:
+    if node is None or node.died_at is None or len(world.addresses) == 1:
         return node is not None and not node.alive
-    asked_in_vain = not run.process.alive or run.state == "cancelled"
-    return asked_in_vain and any((each.died_at or 0.0) > run.started_at for each in world.lives.values())
+    if run.process.died_at is None:
+        return run.state == "cancelled"
+    return world.now - max(node.died_at, run.process.died_at) > LOOKED_FOR_S
 
 
 @invariant("start")
@@ -211,8 +213,6 @@ def a_session_keeps_its_order(world: World, run: Run) -> str:
         return ""
     if run is not world.ledger.runs[run.group][0]:
         return ""  # a repetition keeps its place, but its followers may have had theirs since the node forgot
-    if world.sharing > 1 and asks[0].by.longest_cut_s(asks[0].issued_at) > 0:
-        return ""  # what a caller sends again goes to the owner of each message, on ways of different lengths
     for other in world.ledger.all_runs:
         if other.session == run.session and other.group > run.group and other.started_at <= run.started_at:
             later = world.ledger.groups.get(other.group, [])
