@@ -19,7 +19,7 @@ import grpc.aio
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
-from agent_sdk import Agent, Overloaded, connect
+from agent_sdk import Agent, NoRoute, Overloaded, connect
 from agentreach.aio import options
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope, Payload
@@ -213,6 +213,15 @@ async def test_a_hello_that_comes_too_slowly_gives_its_place_back(node: NodeProc
             assert "no hello" in (await stream.until("goodbye")).reason
         async with raw_link(node.grpc) as link:
             assert link.welcome.link_id
+
+
+async def test_an_sdk_that_comes_while_all_places_are_taken_gets_in_when_they_are_free(node: NodeProcess) -> None:
+    async with contextlib.AsyncExitStack() as silent:
+        for _ in range(SILENT):
+            await silent.enter_async_context(raw_stream(node.grpc))
+        async with connect(node.grpc, timeout=LIMIT_S) as mesh:  # they end by themselves after two seconds
+            with pytest.raises(NoRoute):
+                await mesh.request("hi", agent_type="nobody", timeout=LIMIT_S)
 
 
 async def retry_after_s(of: Any) -> float:
