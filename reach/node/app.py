@@ -139,6 +139,7 @@ async def running(config: Config) -> AsyncIterator[Node]:
             record.http_address = node.http_address = http.address
         await parts.start(queries)
         engine.starting = False
+        audit.begin(VERSION)
         with engine.step() as state:
             returning.opened(state)
         duties = asyncio.create_task(_run(parts, encryption, keys), name="duties")
@@ -164,11 +165,10 @@ async def running(config: Config) -> AsyncIterator[Node]:
 
 
 def _audit(config: Config, engine: Engine, lines: AuditFile | None) -> Auditor:
-    """Have the engine write its audit log there; the start of the node is its first line."""
+    """Have the engine write its audit log there."""
     state = engine.state
     audit = Auditor(config.node_id, lines, state.stats, state.redaction, unix=time.time, caller=caller_address)
     engine.audit, engine.reopen_audit = audit, audit.reopen
-    audit.note("node.started", version=VERSION)
     return audit
 
 

@@ -68,6 +68,7 @@ class Auditor:
         self._caller = caller
         self._bounded = Bounded()
         self._timer: asyncio.TimerHandle | None = None
+        self._begun = False
         self._lost = 0
         self._complained_at = float("-inf")
 
@@ -95,9 +96,10 @@ class Auditor:
             }
         )
 
-    def note(self, action: str, **about: str) -> None:
-        """Write what the node itself has to say."""
-        self._write({"action": action, "outcome": "OK", "about": about})
+    def begin(self, version: str) -> None:
+        """The node has started. (One that cannot start says so in one line, elsewhere.)"""
+        self._begun = True
+        self._write({"action": "node.started", "outcome": "OK", "about": {"version": version}})
 
     def reopen(self) -> None:
         """The file was rotated."""
@@ -109,7 +111,8 @@ class Auditor:
         if self._timer is not None:
             self._timer.cancel()
         self._sum_up()
-        self.note("node.stopped")
+        if self._begun:
+            self._write({"action": "node.stopped", "outcome": "OK"})
         if self._lines is not None:
             self._lines.close()
 
