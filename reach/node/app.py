@@ -116,10 +116,7 @@ async def running(config: Config) -> AsyncIterator[Node]:
     audit = _audit(config, engine, lines)
     dial = encryption.dial if encryption is not None else None
     parts = Parts(engine, config, store, record, GrpcTransport(dial, path=LINK_PATH))
-    secret = b""
-    if config.auth != "none":
-        secret = await shared_key(store)
-        engine.introduce = introduction(secret, config.node_id)
+    secret = await _secret(config, store, engine)
     queries = PeerQueries(engine.introduce, dial)
     engine.others = others = Everywhere(engine.state, queries)
     keys = await _keys(config, store)
@@ -162,6 +159,15 @@ async def running(config: Config) -> AsyncIterator[Node]:
         await parts.close()
         await engine.close()
         audit.close()
+
+
+async def _secret(config: Config, store: Store, engine: Engine) -> bytes:
+    """What all nodes of the mesh know, and this one shows the others that it does; nothing where no gate stands."""
+    if config.auth == "none":
+        return b""
+    secret = await shared_key(store)
+    engine.introduce = introduction(secret, config.node_id)
+    return secret
 
 
 def _audit(config: Config, engine: Engine, lines: AuditFile | None) -> Auditor:
