@@ -55,9 +55,7 @@ class Guard:
 class _Connection(asyncio.Protocol):
     """Passes everything on to aiohttp's own protocol, as long as the client keeps to the bounds."""
 
-    def __init__(
-        self, inner: RequestHandler, others: dict[asyncio.BaseProtocol, _Connection], head_s: float
-    ) -> None:
+    def __init__(self, inner: RequestHandler, others: dict[asyncio.BaseProtocol, _Connection], head_s: float) -> None:
         self._inner = inner
         self._open = others
         self._head_s = head_s

@@ -45,7 +45,9 @@ def test_an_answer_too_deep_becomes_an_error_in_its_place() -> None:
     assert said == answer
 
 
-@pytest.mark.parametrize("part", [b"\x0a\x02\xff\xfe", b"\xba\x3e\x02\xff\xfe\xbb"], ids=["its id", "a group left open"])
+@pytest.mark.parametrize(
+    "part", [b"\x0a\x02\xff\xfe", b"\xba\x3e\x02\xff\xfe\xbb"], ids=["its id", "a group left open"]
+)
 def test_text_that_is_none_costs_the_message_and_what_cannot_be_told_apart_the_frame(part: bytes) -> None:
     found = salvaged(frame(Envelope(message_id="bad", type=REQUEST).SerializeToString() + b"\x92\x01\x02\xff\xfe"))
     assert found is not None and [each.message_id for each in found[1]] == ["bad"]
