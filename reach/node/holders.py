@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from agentreach.v1 import error_pb2 as codes
 from agentreach.wire.errors import failure
@@ -17,6 +17,7 @@ class Holders:
 
     def __init__(self) -> None:
         self._events: dict[str, set[asyncio.Event]] = {}
+        self._calls: dict[str, set[Callable[[], None]]] = {}
         self._ended: set[str] = set()
 
     @contextlib.contextmanager
@@ -34,6 +35,20 @@ class Holders:
             if not events:
                 self._events.pop(who.key_id, None)
 
+    def call(self, who: Identity, end: Callable[[], None]) -> Callable[[], None]:
+        """Have `end` called once the key of `who` ends; what undoes this again is returned."""
+        if not who.key_id:
+            return lambda: None
+        calls = self._calls.setdefault(who.key_id, set())
+        calls.add(end)
+
+        def undo() -> None:
+            calls.discard(end)
+            if not calls and self._calls.get(who.key_id) is calls:
+                del self._calls[who.key_id]
+
+        return undo
+
     def check(self, who: Identity) -> None:
         """Raise `MeshFailure` UNAUTHENTICATED if its key has ended."""
         if who.key_id and who.key_id in self._ended:
@@ -45,3 +60,5 @@ class Holders:
         for key_id in ended:
             for event in self._events.get(key_id, ()):
                 event.set()
+            for end in tuple(self._calls.get(key_id, ())):
+                end()

@@ -75,6 +75,8 @@ class Stream(Carrier):
             hello_timeout_s, self._refuse, f"no hello within {hello_timeout_s:g} s"
         )
 
+        self._let_go = engine.holders.call(who, self._key_ended)
+
     # ---- from the transport ----
 
     def received(self, data: bytes) -> None:
@@ -133,7 +135,7 @@ class Stream(Carrier):
             self._hello_timer = None
         with self._engine.step() as state:
             if self._who.key_id and self._who.key_id in state.ended_keys:
-                self._refuse(revoking.WHY, revoking.goodbye_of(self._who.key_id))
+                self._key_ended()
                 return
             peer = links.hello(state, self._who, hello)
             if peer is None:
@@ -172,6 +174,10 @@ class Stream(Carrier):
         with self._engine.step() as state:
             links.farewell(state, self._peer, Goodbye.PROTOCOL_ERROR, why)
 
+    def _key_ended(self) -> None:
+        """What it was opened with counts no more, and it has not said hello: a link is ended by the core."""
+        self._refuse(revoking.WHY, revoking.goodbye_of(self._who.key_id))
+
     def _refuse(self, why: str, code: Goodbye.Code.ValueType = Goodbye.PROTOCOL_ERROR) -> None:
         """End a stream that never became a link."""
         self.over = True
@@ -181,6 +187,7 @@ class Stream(Carrier):
         self._stop_waiting()
 
     def _stop_waiting(self) -> None:
+        self._let_go()
         if self._hello_timer is not None:
             self._hello_timer.cancel()
             self._hello_timer = None

@@ -28,7 +28,7 @@ from tests.support.api_keys import EVERYTHING, KeysFile, info, key_id
 from tests.support.cluster import node_cluster
 from tests.support.etcd import EtcdCluster, free_port, start_etcd
 from tests.support.node import NodeProcess, start_node
-from tests.support.rawlink import CONNECT, Goodbye, bearer, raw_link, request, to
+from tests.support.rawlink import CONNECT, Goodbye, bearer, raw_link, raw_stream, request, to
 
 LIMIT_S = 30.0
 REVOKED_S = 5.0
@@ -225,7 +225,7 @@ class Streaming:
 
 
 class Open:
-    """What a key has opened at one node: a link, a streamed reply, a watch."""
+    """What a key has opened at one node: a link, a stream that has said nothing yet, a streamed reply, a watch."""
 
     def __init__(self, node: str, key: str) -> None:
         self._node, self._key = node, key
@@ -233,8 +233,10 @@ class Open:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Open:
-        opened = [asyncio.Event() for _ in range(3)]
-        works: list[Callable[[asyncio.Event], Awaitable[None]]] = [self._link, self._stream, self._watch]
+        works: list[Callable[[asyncio.Event], Awaitable[None]]] = [
+            self._link, self._silent, self._stream, self._watch,
+        ]  # fmt: skip
+        opened = [asyncio.Event() for _ in works]
         self._tasks = [asyncio.create_task(work(event)) for work, event in zip(works, opened, strict=True)]
         async with asyncio.timeout(LIMIT_S):
             await asyncio.gather(*(event.wait() for event in opened))
@@ -255,6 +257,12 @@ class Open:
             opened.set()
             goodbye = await link.until("goodbye", LIMIT_S)
             self.ends["link"] = Goodbye.Code.Name(goodbye.code)
+
+    async def _silent(self, opened: asyncio.Event) -> None:
+        async with raw_stream(self._node, key=self._key) as link:
+            opened.set()
+            goodbye = await link.until("goodbye", LIMIT_S)
+            self.ends["silent"] = Goodbye.Code.Name(goodbye.code)
 
     async def _stream(self, opened: asyncio.Event) -> None:
         envelope = request(target=to("slow"), timeout_ms=60_000)
@@ -279,7 +287,7 @@ class Open:
                         self.ends[name] = error.code().name
 
 
-ALL_ENDED = {"link": "UNAUTHENTICATED", "stream": "UNAUTHENTICATED", "watch": "UNAUTHENTICATED"}
+ALL_ENDED = dict.fromkeys(("link", "silent", "stream", "watch"), "UNAUTHENTICATED")
 
 
 async def test_what_a_revoked_key_has_open_ends_within_five_seconds_down_to_the_handler(keys: KeysFile) -> None:
