@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from agentreach.v1 import admin_pb2 as admin
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope, Payload, Target
 from agentreach.wire import signing
-from reach.core import mesh, signed
+from agentreach.wire.errors import failure
+from reach.core import deadletters, mesh, redriving, signed
 from reach.core.access import Patterns, Rights
 from reach.core.calls import Call
 from reach.core.ports import Identity
@@ -244,3 +246,18 @@ def test_principals_that_are_gone_are_forgotten(scene: Scene) -> None:
         scene.core.advance(WINDOW_S + 1)
     assert set(scene.core.state.nonces) == {("default", "c")}
     assert signed.WINDOW_S == 300
+
+
+def test_a_dead_letter_of_who_must_sign_is_sent_once_more_without_a_new_signature(scene: Scene) -> None:
+    core = scene.core
+    core.state.principals = {("default", "signer"): RIGHTS}
+    assert scene.invoke(scene.sign(request())) == ""
+    with core.step() as state:
+        (taken,) = state.requests.values()
+        deadletters.bury(state, taken, failure(codes.AGENT_ERROR, "in vain"))
+    ops = Identity("default", "ops", replace(OPEN, admin=True))
+    with core.step() as state:
+        made = redriving.redrive(state, ops, admin.RedriveDeadLetterRequest(message_id="m-1"))
+    assert not isinstance(made, codes.Error), made
+    core.pump()
+    assert scene.agent.requests[-1].message_id == made.message_id
