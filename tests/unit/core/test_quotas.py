@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reach.core import quotas
-from reach.core.quotas import ACCOUNTS_MAX, BYTES, LINKS, REQUESTS, Bucket, Quotas
+from reach.core.bucket import Bucket
+from reach.core.quotas import ACCOUNTS_MAX, BYTES, LINKS, REQUESTS, Quotas
 
 BURST_S = 2.0
 
