@@ -672,6 +672,7 @@ async def test_an_agent_id_is_not_taken_over_and_nothing_is_shared_over_two_node
     root, root_elsewhere = keys.add("root", admin=True), keys.add("root", admin=True, tenant="elsewhere")
     async with start_etcd() as etcd:
         settings = {"registry": f"etcd://{etcd.endpoints[0]}", "auth": "keys", "keys_file": str(keys.path)}
+        settings["resume_window_s"] = "10"  # a link that is cut may come back for so long
         first, second = start_node(node_id="n1", **settings), start_node(node_id="n2", **settings)
         async with first, second, channel_to(first.grpc) as one, channel_to(second.grpc) as two:
             await _linked(one, root)
@@ -689,6 +690,12 @@ async def test_an_agent_id_is_not_taken_over_and_nothing_is_shared_over_two_node
                     call.payload.text = "of elsewhere" if number > 1 else "of default"
                     reply = Envelope.FromString(await ask(channel, INVOKE, call, theirs if number > 1 else alice))
                     assert reply.payload.text == ("elsewhere 1" if number > 1 else "default 1")
+                async with raw_link(first.grpc, agents=["cut/1"], incarnation=incarnation, key=svc) as holder:
+                    assert holder.welcome.agents[0].generation
+                async with raw_link(second.grpc, agents=["cut/1"], incarnation=incarnation, key=mallory) as thief:
+                    assert thief.welcome.agents[0].error.code == PERMISSION_DENIED  # its link is cut, and may come back
+                async with raw_link(second.grpc, agents=["cut/1"], incarnation=incarnation, key=svc) as holder:
+                    assert holder.welcome.agents[0].generation
                 await _nested_over_nodes(keys, first.grpc, second.grpc, one, two)
                 trace = admin.GetTraceRequest(trace_id="7" * 32)
                 for channel in (one, two):
