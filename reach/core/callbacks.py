@@ -19,7 +19,7 @@ from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.error_pb2 import Error
 from agentreach.wire.payload import Form, encode, form_of
-from reach.core import admit, events, gathered, waiters
+from reach.core import actors, admit, events, gathered, waiters
 from reach.core.callback_book import ENTRY_BYTES, GATHERED_BYTES_MAX
 from reach.core.lineage import Forged
 from reach.core.requests import MessageKey, Port, Request, Stage, Waiter
@@ -166,6 +166,9 @@ class Callback:
         outcome.trace_id = outcome.trace_id or self._trace_id
         outcome.target.topic = topic
         outcome.tenant, outcome.principal, outcome.env = tenant, principal, env
+        if parent is not None:  # of the request as it was delivered, or of the call that it was sent from
+            its_own = parent.message_id == message_id
+            outcome.actors.extend(parent.actors if its_own else actors.behind(parent, principal))
         if failed and not outcome.source:
             outcome.source = outcome.error.agent_id
         for name in ("entry", "attempt", "epoch", "sequence", "more", "reply_topic"):

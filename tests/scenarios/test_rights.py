@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1 import frame_pb2 as frames
 from agentreach.v1.admin_pb2 import RedriveDeadLetterRequest
@@ -95,6 +97,26 @@ class TestOnWhoseBehalf:
         event = b.publish("t", lineage=handled.lineage)
         assert code_of(b, event) == "PERMISSION_DENIED"
         assert code_of(b, b.publish("t")) == "OK"
+
+    def test_so_is_the_callback_that_tells_how_a_call_from_a_handler_ended(self):
+        """Found by attack: whoever heard it acted for the handler's principal alone, and no more for its caller."""
+        core = CoreMesh()
+        alice = core.caller("alice", known(core, "alice", replace(ALL, call=Patterns(["b", "c"]))))
+        b = core.agent("b/1", known(core, "svc", ALL))
+        c = core.agent("c/1", known(core, "other", ALL))
+        d = core.agent("d/1", known(core, "other", ALL))
+        ear = core.caller("ear", known(core, "ear", ALL))
+        ear.subscribe("r")
+        first = alice.request(agent_type="b")
+        detached = b.call_from(first, agent_type="c", reply_topic="r")
+        lost = b.call_from(first, agent_type="c", reply_topic="r", timeout_ms=500, session_id="s")
+        c.answer(detached)
+        core.advance(2)
+        assert {each.correlation_id for each in ear.callbacks} == {detached, lost}
+        for heard in ear.callbacks:
+            assert (heard.principal, list(heard.actors)) == ("svc", ["alice"])
+            nested = ear.request(agent_type="d", lineage=heard.lineage)
+            assert code_of(ear, nested) == "PERMISSION_DENIED" and not d.requests
 
     def test_a_selector_without_a_type_reaches_those_only_that_all_may_call(self):
         core = CoreMesh()
