@@ -22,11 +22,7 @@ GATE_US_MAX = 30.0
 _COMMAND_S = 30.0
 _OPEN, _LOCKED = "open", "locked"
 
-_GATE = """
-import json, sys
-import bench_gate
-print(json.dumps(bench_gate.measured(int(sys.argv[1]))))
-"""
+_GATE = "import sys, bench_gate; bench_gate.main(int(sys.argv[1]))"
 
 
 async def secured(plan: Scale, tree: Path | None) -> dict[str, Any]:
