@@ -240,7 +240,7 @@ def _too_late(envelope: Envelope) -> Error:
 
 def _shut_door(state: State, envelope: Envelope, parent: Lineage | None) -> Error | None:
     """Why this new request is not taken in now, or None. A node that leaves takes what its last requests need."""
-    if state.draining and parent is None:
+    if state.draining and (parent is None or not parent.hop_count):  # without a hop it is a letter that is redriven
         return failure(codes.SHUTTING_DOWN, f"node {state.rules.node_id} is leaving: use another node")
     return _full(state)
 

@@ -14,13 +14,15 @@ LETTER_BYTES = 1024  # what a letter takes besides its envelope: objects, error,
 class Letter:
     """One request as its sender gave it, and how it ended."""
 
-    __slots__ = ("at", "data", "error", "key", "payload_bytes", "redriven_as", "source", "trace_id", "unix")
+    __slots__ = ("actors", "at", "data", "error", "key", "payload_bytes", "redriven_as", "source", "trace_id", "unix")
 
     def __init__(
-        self, key: MessageKey, trace_id: str, source: str, error: Error, data: bytes, payload_bytes: int,
-        at: float, unix: float,
+        self, key: MessageKey, actors: tuple[str, ...], trace_id: str, source: str, error: Error, data: bytes,
+        payload_bytes: int, at: float, unix: float,
     ) -> None:  # fmt: skip
         self.key = key
+        self.actors = actors
+        """On whose behalf its sender sent it, oldest first."""
         self.trace_id = trace_id
         self.source = source
         self.error = error

@@ -17,6 +17,7 @@ from agentreach.v1.error_pb2 import Error
 from agentreach.wire import limits
 from agentreach.wire.checks import payload_size
 from agentreach.wire.errors import code_name
+from reach.core import actors
 from reach.core.dead_letter_book import Letter
 from reach.core.profiles import whole_timeout_ms
 from reach.core.redacting import redact
@@ -52,6 +53,7 @@ def bury(state: State, request: Request, error: Error, data: bytes = b"") -> Non
     told.attempts = max(told.attempts, request.attempt)
     letter = Letter(
         request.key,
+        actors.behind(request.parent, request.key[1]),
         request.trace_id,
         request.source,
         told,

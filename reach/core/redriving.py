@@ -1,8 +1,8 @@
 """Dead letters shown to a person, and sent once more.
 
-Sent again, a request is a new root under a new message_id, for the principal it was of, with the time it had. Whoever
-redrives is told at once whether it was taken in: it lives on by itself, as a callback does. Nothing here shows what a
-payload holds.
+Sent again, a request is a new root under a new message_id, for the principal it was of and on behalf of the same
+actors, with the time it had. Whoever redrives is told at once whether it was taken in: it lives on by itself, as a
+callback does. Nothing here shows what a payload holds.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from agentreach.v1 import admin_pb2 as admin
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.error_pb2 import Error
+from agentreach.v1.peer_pb2 import Lineage
 from agentreach.wire.errors import code_name, failure
 from agentreach.wire.names import normalise_env, topic_fault
 from agentreach.wire.redaction import Redaction
@@ -23,6 +24,7 @@ from reach.core import access, admit
 from reach.core.access import NO_RIGHTS
 from reach.core.callbacks import Callback
 from reach.core.dead_letter_book import Letter
+from reach.core.lineage import valid_until_unix_ms
 from reach.core.ports import Identity
 
 if TYPE_CHECKING:
@@ -116,9 +118,9 @@ class _Answer:
 def redrive(state: State, who: Identity, asked: admin.RedriveDeadLetterRequest) -> Redriven | Error:
     """Send a letter's request once more, as its sender's, under a new message_id.
 
-    It needs the rights that its principal has now. Its outcome goes to its reply_topic (or the one asked for), into the
-    trace, and to its principal if that sends the new message_id. What is refused at the door leaves its letter as it
-    was.
+    It needs the rights that its principal, and those on whose behalf it was sent, have now. Its outcome goes to its
+    reply_topic (or the one asked for), into the trace, and to its principal if that sends the new message_id. What is
+    refused at the door leaves its letter as it was.
     """
     letter = _the_one(state, who, asked)
     if isinstance(letter, Error):
@@ -138,6 +140,8 @@ def redrive(state: State, who: Identity, asked: admin.RedriveDeadLetterRequest) 
     envelope.env = env
     envelope.source, envelope.trace_id = letter.source, letter.trace_id
     envelope.reply_topic = asked.reply_topic or envelope.reply_topic
+    if letter.actors:
+        envelope.lineage = _on_behalf(state, letter)
     rights = state.principals.get((tenant, principal), NO_RIGHTS) if who.rights is not None else None
     if rights is not None:
         rights = replace(rights, signs=False)  # it was signed when it came first
@@ -153,6 +157,19 @@ def redrive(state: State, who: Identity, asked: admin.RedriveDeadLetterRequest) 
     state.stats.dead_letters["redriven"] += 1
     state.log("info", "dead letter redriven", letter.trace_id, message_id=asked.message_id, again_as=message_id)
     return Redriven(message_id, envelope.trace_id)
+
+
+def _on_behalf(state: State, letter: Letter) -> bytes:
+    """A lineage that begins with this request, and names its actors."""
+    tenant, principal, env, _ = letter.key
+    lineage = Lineage(
+        trace_id=letter.trace_id,
+        valid_until_unix_ms=valid_until_unix_ms(int(state.unix * 1000)),
+        tenant=tenant,
+        env=env,
+        actors=letter.actors,
+    )
+    return state.lineage.sign(lineage, principal)
 
 
 def _the_one(state: State, who: Identity, asked: admin.RedriveDeadLetterRequest) -> Letter | Error:

@@ -452,6 +452,38 @@ class TestDeadLetters:
             missing = redriving.redrive(state, elsewhere, RedriveDeadLetterRequest(message_id=sent))
         assert isinstance(missing, codes.Error) and missing.code == codes.NO_ROUTE
 
+    def test_a_letter_is_sent_once_more_on_behalf_of_the_same_actors(self):
+        """Found by reading: its actors were forgotten, so an agent's call went where its caller might never call."""
+        core = CoreMesh(max_hops=1)
+        admin = Identity("default", "root", Rights(admin=True))
+        first = core.agent("first/1", known(core, "svc"))
+        second = core.agent("second/1", known(core, "other"))
+        outer = core.caller("alice", known(core, "alice")).request(agent_type="first")
+        sent = first.call_from(outer, agent_type="second")
+        assert code_of(first, sent) == "HOP_LIMIT"
+        with core.step() as state:
+            redriven = redriving.redrive(state, admin, RedriveDeadLetterRequest(message_id=sent))
+        core.pump()
+        assert isinstance(redriven, redriving.Redriven)
+        delivered = second.got(redriven.message_id)
+        assert (delivered.principal, list(delivered.actors)) == ("svc", ["alice"])
+        assert (delivered.hop_count, len(delivered.path), delivered.trace_id) == (1, 1, redriven.trace_id)
+
+    def test_a_letter_is_not_sent_once_more_for_actors_who_may_not_any_more(self):
+        core = CoreMesh(max_hops=1)
+        admin = Identity("default", "root", Rights(admin=True))
+        first = core.agent("first/1", known(core, "svc"))
+        second = core.agent("second/1", known(core, "other"))
+        outer = core.caller("alice", known(core, "alice")).request(agent_type="first")
+        sent = first.call_from(outer, agent_type="second")
+        assert code_of(first, sent) == "HOP_LIMIT"
+        known(core, "alice", calls("first"))
+        with core.step() as state:
+            refused = redriving.redrive(state, admin, RedriveDeadLetterRequest(message_id=sent))
+        core.pump()
+        assert isinstance(refused, codes.Error) and refused.code == codes.PERMISSION_DENIED
+        assert not second.requests
+
 
 class TestRevocation:
     def test_a_key_that_ends_ends_what_it_opened_and_cancels_what_its_callers_had_under_way(self):

@@ -12,7 +12,7 @@ from reach.core.stats import Stats
 
 def letter(name: str, at: float = 0.0, size: int = 10, tenant: str = "default") -> Letter:
     key = (tenant, "anonymous", "production", name)
-    return Letter(key, "t", "caller/x", Error(code=HOP_LIMIT), b"x" * size, size, at, at)
+    return Letter(key, (), "t", "caller/x", Error(code=HOP_LIMIT), b"x" * size, size, at, at)
 
 
 def book(entries_max: int = 3, bytes_max: int = 1 << 20, age_s: float = 100.0) -> tuple[DeadLetterBook, dict[str, int]]:
