@@ -169,6 +169,20 @@ def test_two_keys_do_not_add_up_to_what_neither_allows() -> None:
     assert both.holds_in("staging") and both.holds_in("") and not both.holds_in("test")
 
 
+def test_a_key_that_allows_anything_makes_up_for_the_bounds_of_another_only_as_a_whole() -> None:
+    both = rights(register=["x", "cap:ner"], call=["x/1"]).with_also(rights(register=["y"], call=["*"]))
+    assert allowed(access.may_register(both, "x/1", ["ner"], ""))
+    assert allowed(access.may_register(both, "y/1", ["payments"], ""))
+    assert not allowed(access.may_register(both, "x/1", ["payments"], ""))
+    assert access.may_call(both, Target(agent_type="x"), "").among == ""
+
+
+def test_who_may_call_some_instances_is_bound_to_them_where_a_session_goes_on_elsewhere_too() -> None:
+    some = rights(call=["c/1", "c/2"])
+    assert access.may_call(some, Target(agent_id="c/1"), "").among == "c/1 c/2"
+    assert access.may_call(rights(call=["c"]), Target(agent_id="c/1"), "").among == ""
+
+
 TARGETS = st.builds(
     lambda kind, name, capability: Target(
         agent_id=f"{name}/1" if kind == "id" else "",

@@ -45,6 +45,18 @@ def test_what_no_table_names_needs_an_admin_or_no_less_than_its_service(method: 
     assert needed is (Needs.PRINCIPAL if method == "/agentreach.v1.MeshService" else Needs.ADMIN)
 
 
+def test_what_concerns_all_tenants_is_for_those_who_run_the_mesh() -> None:
+    owners = {
+        f"{service.name}/{method.name}"
+        for file in (admin_pb2, mesh_pb2, peer_pb2, registry_pb2)
+        for service in file.DESCRIPTOR.services_by_name.values()
+        for method in service.methods
+        if doors.needs(f"/{service.full_name}/{method.name}") is Needs.OWNER
+    }
+    of_admin = ("GetNode", "ListNodes", "DrainNode", "SetConfig")
+    assert owners == {*(f"AdminService/{name}" for name in of_admin), "RegistryService/SetVersionPolicy"}
+
+
 def test_registering_over_calls_is_for_admins_until_it_has_rights_of_its_own() -> None:
     for name in ("Register", "Heartbeat", "Deregister"):
         assert doors.needs(f"/agentreach.v1.RegistryService/{name}") is Needs.ADMIN
