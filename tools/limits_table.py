@@ -252,6 +252,8 @@ LIMITS: dict[str, tuple[Bound, ...]] = {
         Bound("bytes of these, keys and values", "reach.core.configs.SETTINGS_BYTES_MAX", _FIELD, "bytes"),
         Bound("version policies; names of settings of agents", "reach.node.policies.POLICIES_MAX", "OVERLOADED"),
         Bound("open calls of WatchAgents", "reach.node.steering.WATCHERS_MAX", "OVERLOADED"),
+        Bound("of them of one principal, where principals are known", "reach.node.steering.PRINCIPAL_WATCHERS_MAX",
+              "OVERLOADED"),
         Bound("changes that somebody who watches agents may have missed", "reach.core.directory.CHANGES_MAX",
               "a new snapshot"),
         Bound("agents in one reply of WatchAgents", "reach.core.watching.AGENTS_A_REPLY_MAX",

@@ -19,6 +19,7 @@ from reach.node.operations import Operations
 from reach.node.policies import CONFIG, VERSIONS, Policies
 
 WATCHERS_MAX = 1_000
+PRINCIPAL_WATCHERS_MAX = 100  # where principals are known: one of them leaves the others room
 
 
 class Steering(Operations):
@@ -27,7 +28,7 @@ class Steering(Operations):
     def __init__(self, state: State) -> None:
         super().__init__(state)
         self.policies: Policies | None = None
-        self._watchers: set[asyncio.Event] = set()
+        self._watchers: dict[asyncio.Event, Identity] = {}
         self._watched_revision = 0
 
     # ---- version policies ----
@@ -99,8 +100,12 @@ class Steering(Operations):
         if len(self._watchers) >= WATCHERS_MAX:
             text = f"{WATCHERS_MAX} watch this node's agents already, its limit"
             raise MeshFailure(failure(codes.OVERLOADED, text, retry_after_ms=5_000))
+        own = sum(each == who for each in self._watchers.values()) if who.rights is not None else 0
+        if own >= PRINCIPAL_WATCHERS_MAX:
+            text = f"principal {who.principal} watches this node's agents {own} times already, its limit"
+            raise MeshFailure(failure(codes.OVERLOADED, text, retry_after_ms=5_000))
         news = asyncio.Event()
-        self._watchers.add(news)
+        self._watchers[news] = who
         try:
             within = access.within(who.rights)
             watcher = Watcher(self._state, who.tenant, request.env, wanted, request.revision, within)
@@ -114,7 +119,7 @@ class Steering(Operations):
                     with self.holders.hold(who, news):
                         await news.wait()
         finally:
-            self._watchers.discard(news)
+            del self._watchers[news]
         text = f"node {self._state.rules.node_id} is leaving: watch at another node"
         raise MeshFailure(failure(codes.SHUTTING_DOWN, text))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -17,7 +18,8 @@ from agentreach.v1 import registry_pb2 as registry
 from agentreach.v1.envelope_pb2 import Envelope, Target
 from reach.adapters.admin_client import AdminClient
 from reach.core import agents
-from reach.core.ports import MeshFailure
+from reach.core.access import Rights
+from reach.core.ports import Identity, MeshFailure
 from tests.support.agents import eventually
 from tests.support.node import Node, config, running
 
@@ -261,6 +263,27 @@ class TestWatchAgents:
             other = watch_agents(registry.WatchAgentsRequest())
             assert (await told(other)).begins
             other.cancel()
+
+    async def test_one_principal_that_watches_all_the_time_leaves_others_room(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Found by reading: one key could take all the places, and nobody of any tenant could watch."""
+        monkeypatch.setattr("reach.node.steering.PRINCIPAL_WATCHERS_MAX", 2)
+        alice, bob = (Identity("default", name, Rights()) for name in ("alice", "bob"))
+        async with running(config()) as node, asyncio.timeout(LIMIT_S), contextlib.AsyncExitStack() as open_calls:
+
+            async def watch(who: Identity) -> registry.WatchAgentsReply:
+                replies = node.engine.watch_agents(registry.WatchAgentsRequest(), who)
+                await open_calls.enter_async_context(contextlib.aclosing(replies))
+                return await anext(replies)
+
+            assert (await watch(alice)).begins and (await watch(alice)).begins
+            with pytest.raises(MeshFailure) as refused:
+                await watch(alice)
+            assert refused.value.error.code == codes.OVERLOADED and "principal alice" in str(refused.value)
+            assert (await watch(bob)).begins and (await watch(replace(alice, tenant="acme"))).begins
+            await open_calls.aclose()
+            assert (await watch(alice)).begins
 
     async def test_a_target_that_nobody_can_watch_is_refused(self) -> None:
         async with running(config()) as node, watching(node) as watch_agents, asyncio.timeout(LIMIT_S):
