@@ -251,6 +251,8 @@ LIMITS: dict[str, tuple[Bound, ...]] = {
         Bound("settings of agents under one name", "reach.core.configs.SETTINGS_MAX", _FIELD),
         Bound("bytes of these, keys and values", "reach.core.configs.SETTINGS_BYTES_MAX", _FIELD, "bytes"),
         Bound("version policies; names of settings of agents", "reach.node.policies.POLICIES_MAX", "OVERLOADED"),
+        Bound("ended keys and certificates that are remembered, for calls that were let in before",
+              "reach.node.holders.ENDED_MAX", "the first that ended are forgotten"),
         Bound("open calls of WatchAgents", "reach.node.steering.WATCHERS_MAX", "OVERLOADED"),
         Bound("of them of one principal, where principals are known", "reach.node.steering.PRINCIPAL_WATCHERS_MAX",
               "OVERLOADED"),

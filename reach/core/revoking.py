@@ -27,8 +27,7 @@ WHY = "its key was revoked or has expired"
 
 
 def revoked(state: State, key_ids: frozenset[str]) -> None:
-    """End what these keys opened on this node; a stream that has not said hello yet is refused when it does."""
-    state.ended_keys |= key_ids
+    """End what these keys opened on this node. Streams that have not said hello are the engine's to end."""
     for peer in list(state.peers.values()):
         if peer.who.key_id not in key_ids:
             continue

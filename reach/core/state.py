@@ -197,7 +197,6 @@ class State:
         """By (tenant, principal): what those who must sign have signed lately."""
         self.principals: dict[tuple[str, str], Rights] = {}
         """By (tenant, principal): what all its keys allow together. Empty while authentication is off."""
-        self.ended_keys: set[str] = set()
         self.version_policies: dict[tuple[str, str], VersionPolicy] = {}
         """By (env, agent type). While it is empty no decision costs anything for it."""
         self.configs = Configs()

@@ -11,6 +11,8 @@ from agentreach.wire.errors import failure
 from reach.core.ports import Identity, MeshFailure
 from reach.core.revoking import WHY
 
+ENDED_MAX = 100_000  # key_ids that are remembered as ended, for calls that were let in before; certificates end hourly
+
 
 class Holders:
     """The events that wait, by key. What was opened without a key is not held."""
@@ -18,7 +20,7 @@ class Holders:
     def __init__(self) -> None:
         self._events: dict[str, set[asyncio.Event]] = {}
         self._calls: dict[str, set[Callable[[], None]]] = {}
-        self._ended: set[str] = set()
+        self._ended: dict[str, None] = {}
 
     @contextlib.contextmanager
     def hold(self, who: Identity, event: asyncio.Event) -> Iterator[None]:
@@ -56,7 +58,9 @@ class Holders:
 
     def wake(self, ended: frozenset[str]) -> None:
         """These keys have ended."""
-        self._ended |= ended
+        self._ended.update(dict.fromkeys(ended))
+        while len(self._ended) > ENDED_MAX:
+            del self._ended[next(iter(self._ended))]
         for key_id in ended:
             for event in self._events.get(key_id, ()):
                 event.set()

@@ -134,9 +134,6 @@ class Stream(Carrier):
             self._hello_timer.cancel()
             self._hello_timer = None
         with self._engine.step() as state:
-            if self._who.key_id and self._who.key_id in state.ended_keys:
-                self._key_ended()
-                return
             peer = links.hello(state, self._who, hello)
             if peer is None:
                 self._refuse(links.no_room(state, self._who))

@@ -513,6 +513,7 @@ class TestRevocation:
             revoking.revoked(state, frozenset({"k0", "k1"}))  # another key of hers is left
         core.pump()
         assert not b.cancels
+        known(core, "alice", tenant="elsewhere")  # whose name is no matter
         del core.state.principals["default", "alice"]
         with core.step() as state:
             revoking.revoked(state, frozenset({"k2"}))

@@ -191,8 +191,19 @@ async def test_a_change_of_keys_changes_principals_and_wakes_who_waits_on_one_th
         del scene.keys.holders["plain"]
         scene.keys.told(frozenset({"k1"}))
         assert waits.is_set() and not stays.is_set()
-    assert ("default", "alice") not in scene.state.principals and "k1" in scene.state.ended_keys
+    assert ("default", "alice") not in scene.state.principals
     scene.holders.check(root)
     with pytest.raises(MeshFailure) as ended:
         scene.holders.check(alice)
     assert ended.value.error.code == codes.UNAUTHENTICATED
+
+
+def test_keys_that_have_ended_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by reading: of ten thousand processes with a new certificate each hour a node remembered every one."""
+    monkeypatch.setattr("reach.node.holders.ENDED_MAX", 3)
+    holders = Holders()
+    for number in range(5):
+        holders.wake(frozenset({f"k{number}"}))
+    for number, ended in enumerate((False, False, True, True, True)):
+        with pytest.raises(MeshFailure) if ended else contextlib.nullcontext():
+            holders.check(Identity("default", "alice", Rights(), f"k{number}"))
