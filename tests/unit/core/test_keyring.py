@@ -166,6 +166,25 @@ def test_a_proof_that_took_until_the_key_was_gone_counts_for_nothing() -> None:
     assert made.verified(new.key, found, NOW) is None and made.known(new.key, NOW) is None
 
 
+def test_a_proof_of_what_stands_there_no_more_opens_nothing_that_stands_there_now() -> None:
+    new = minted()
+    made = ring(record(new.key, expires_in_s=10.0))
+    found = made.candidate(new.key, NOW)
+    assert found is not None
+    assert made.verified(new.key, found, NOW + 10) is None, "it has expired while it was proved"
+    exchanged = record(keyring.key_text(bytes.fromhex(new.key_id), b"o" * 32), admin=True)
+    made.take(Kept(LOOKUP_KEY, (exchanged,)), NOW)
+    assert made.verified(new.key, found, NOW) is None and made.known(new.key, NOW) is None
+
+
+def test_a_key_that_is_another_tenants_now_ends() -> None:
+    new = minted()
+    made = ring(record(new.key))
+    before = let_in(made, new.key)
+    assert made.take(Kept(LOOKUP_KEY, (record(new.key, tenant="acme"),)), NOW)[1] == {before}
+    assert let_in(made, new.key) and set(made.principals()) == {("acme", "alice")}
+
+
 def test_a_principal_has_the_rights_of_each_of_its_keys_that_hold() -> None:
     first, second, third = minted(), minted(), minted()
     made = ring(
