@@ -122,10 +122,12 @@ class Dialler:
         except TimeoutError:
             self._not_reached(address, "no answer")
         except Refused as refused:
-            self._not_reached(address, str(refused))
             if refused.fatal:
                 kind = PermissionDenied if refused.code == "PERMISSION_DENIED" else Unauthenticated
+                log.info("%s refuses: %s; not trying again", address, refused)
                 self._owner.fail(kind(f"{address} refuses: {refused.details or refused.code}"))
+            else:
+                self._not_reached(address, str(refused))
         return None
 
     async def _one_stream(self, address: str) -> None:

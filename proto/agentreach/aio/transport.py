@@ -18,6 +18,7 @@ class Refused(Exception):
     """
 
     def __init__(self, code: str, details: str, fatal: bool) -> None:
+        details = details.removeprefix(f"{code}: ")  # nodes put it before what they say, for those who read no status
         super().__init__(f"{code}: {details}" if details else code)
         self.code = code
         self.details = details

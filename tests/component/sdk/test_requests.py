@@ -233,11 +233,13 @@ async def test_an_address_that_cannot_be_read_ends_it_at_once() -> None:
         connect("not an address")
 
 
-async def test_bad_credentials_end_it_at_once(node: FakeNode) -> None:
-    node.refuse = Refused("UNAUTHENTICATED", "unknown key", True)
-    with pytest.raises(Unauthenticated, match="unknown key"):
+async def test_bad_credentials_end_it_at_once(node: FakeNode, caplog: pytest.LogCaptureFixture) -> None:
+    node.refuse = Refused("UNAUTHENTICATED", "UNAUTHENTICATED: unknown key", True)
+    with caplog.at_level("WARNING"), pytest.raises(Unauthenticated) as refused:
         await connect(transport=node, timeout=30)
     assert node.dials == 1
+    assert str(refused.value).endswith("refuses: unknown key"), "the code once, as the exception's class"
+    assert "trying on" not in caplog.text and "no node reached" not in caplog.text, "neither is true"
 
 
 async def test_closing_ends_what_is_pending_and_says_goodbye(node: FakeNode) -> None:
