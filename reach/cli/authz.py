@@ -8,6 +8,7 @@ import click
 
 from reach.cli.ending import Ended, Exit
 from reach.cli.key_places import Place, place
+from reach.cli.key_places import tenant as tenant_given
 from reach.cli.output import as_json, message_as_dict, print_json
 
 _ACTIONS = ("call", "register", "publish", "subscribe", "admin", "scrape")
@@ -21,7 +22,9 @@ def authz() -> None:
 @authz.command()
 @click.option("--principal", default="", metavar="NAME", help="Who wants to: by all its keys together.")
 @click.option("--key-id", default="", metavar="KEY_ID", help="The same by this key alone.")
-@click.option("--tenant", default="", metavar="NAME", help="Its tenant.  [default: default, or your own]")
+@click.option(
+    "--tenant", default="", metavar="NAME", callback=tenant_given, help="Its tenant.  [default: default, or your own]"
+)
 @click.option("--action", required=True, type=click.Choice(_ACTIONS), help="What it wants to do.")
 @click.option(
     "--target",

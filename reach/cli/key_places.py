@@ -128,6 +128,14 @@ def _place(context: click.Context, parameter: click.Parameter, value: str | None
     return value
 
 
+def tenant(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    """An empty tenant that is given is a mistake, and not the tenant of those who run the mesh."""
+    given = context.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE
+    if given and not value.strip():
+        raise click.BadParameter("it is empty", context, parameter)
+    return value
+
+
 def place(function: F) -> Callable[..., Any]:
     """The options that say where the keys are; the function gets `where`, a `Place`. The innermost decorator."""
 

@@ -10,6 +10,7 @@ import click
 
 from reach.cli.ending import Ended, Exit
 from reach.cli.key_places import Place, place
+from reach.cli.key_places import tenant as tenant_given
 from reach.cli.output import as_json, message_as_dict, note, print_json, print_table
 from reach.cli.times import Span
 
@@ -40,7 +41,8 @@ def keys() -> None:
 
 _RIGHTS = (
     click.option("--principal", required=True, metavar="NAME", help="Who the key stands for."),
-    click.option("--tenant", default="", metavar="NAME", help="Its tenant.  [default: default, or your own]"),
+    click.option("--tenant", default="", metavar="NAME", callback=tenant_given,
+                 help="Its tenant.  [default: default, or your own]"),
     click.option("--env", "envs", multiple=True, metavar="ENV",
                  help="What it allows holds in this environment only; may be repeated.  [default: all]"),
     click.option("--may-register", multiple=True, metavar="PATTERN",

@@ -97,6 +97,8 @@ def test_json_gives_everything_there_is_to_know_once(path: Path) -> None:
         (["--principal", "a", "--may-publish", "cap:x"], "'cap:x' is no pattern"),
         (["--principal", "a", "--env", ""], "env ''"),
         (["--principal", "a", "--expires", "0d"], "above 0"),
+        (["--principal", "a", "--tenant", "", "--admin"], "it is empty"),
+        (["--principal", "a", "--tenant", " "], "it is empty"),
         (["--principal", "a", "--expires", "0"], "above 0"),
         (["--principal", "a", "--expires", "-1d"], "above 0"),
         (["--principal", "a", "--expires", "soon"], "above 0"),
