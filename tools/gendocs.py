@@ -59,9 +59,9 @@ def settings() -> str:
     return page(
         "Settings of a node",
         "A setting is a key of the TOML file (`lane_max = 50`), a variable (`REACH_LANE_MAX=50`) and an option of "
-        "`reach serve` (`--lane-max 50`), but for passwords. Options win over variables, variables over the file. An unknown setting or "
-        "variable, or a value out of bounds, ends the start with one line and exit code 2. `reach check-config` shows "
-        "what a node would run with.",
+        "`reach serve` (`--lane-max 50`), but for passwords. Options win over variables, variables over the file. An "
+        "unknown setting or variable, or a value out of bounds, ends the start with one line and exit code 2. "
+        "`reach check-config` shows what a node would run with.",
         "`REACH_CONFIG` names the file. `REACH_URL`, `REACH_API_KEY` and `REACH_CLIENT_…` are the SDK's and are not "
         "settings of a node.",
         table(("setting", "default", "allowed", "meaning", "too low / too high"), rows),
@@ -209,7 +209,7 @@ def _commands(group: click.Group, before: str = "") -> Iterator[tuple[str, click
 
 
 def _command(name: str, command: click.Command, known: set[str]) -> list[str]:
-    options = [each for each in command.params if isinstance(each, click.Option)]
+    options = [each for each in command.params if isinstance(each, click.Option) and not each.hidden]
     takes_settings = sum(each.name in known for each in options) == len(known)
     arguments = [_argument(each) for each in command.params if isinstance(each, click.Argument)]
     parts = [f"## `{' '.join(['reach', name, *arguments])}`", _prose(command)]

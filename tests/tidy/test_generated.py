@@ -50,6 +50,11 @@ def test_the_reference_pages_are_current() -> None:
     assert gendocs.drift() == [], "run: make docs"
 
 
+def test_an_option_that_is_refused_is_not_shown() -> None:
+    assert "--registry-password-file" in gendocs.PAGES["cli.md"]()
+    assert "--registry-password`" not in gendocs.PAGES["cli.md"]()
+
+
 def test_a_stale_page_is_found(tmp_path: Path) -> None:
     for name, write in gendocs.PAGES.items():
         (tmp_path / name).write_text(write())
