@@ -375,7 +375,7 @@ async def _rotation(issuer: Issuer, *, lasts_s: float, renew_every_s: float, cut
 
 
 async def test_links_that_are_cut_come_back_while_certificates_are_renewed(issuer: Issuer) -> None:
-    await _rotation(issuer, lasts_s=4.0, renew_every_s=1.5, cut_every_s=1.0, rounds=5)
+    await _rotation(issuer, lasts_s=8.0, renew_every_s=2.0, cut_every_s=1.0, rounds=5)
 
 
 @pytest.mark.soak
