@@ -76,7 +76,13 @@ def topic_fault(state: State, who: Identity, topic: str, env: str, parent: Linea
 
 
 def _behind(state: State, who: Identity, parent: Lineage | None) -> list[tuple[str, Rights]]:
-    return [(name, state.principals.get((who.tenant, name), NO_RIGHTS)) for name in behind(parent, who.principal)]
+    return [(name, rights_of(state, who.tenant, name) or NO_RIGHTS) for name in behind(parent, who.principal)]
+
+
+def rights_of(state: State, tenant: str, principal: str) -> Rights | None:
+    """What a principal may, wherever in the mesh it came in; None: it has nothing to come in by."""
+    found = state.principals.get((tenant, principal))
+    return state.named(tenant, principal) if found is None and state.named is not None else found
 
 
 def denied(state: State, decision: Decision) -> Error:

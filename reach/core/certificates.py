@@ -135,6 +135,11 @@ class Names:
             return self._one(certificate, spiffe)
         return self._one(certificate, [name.lower() for name in certificate.dns if "*" not in name])
 
+    def by_own_name(self, tenant: str, name: str) -> Named | None:
+        """The entry of a principal that is called as its certificate is."""
+        entry = self._entry(name)
+        return entry if entry is not None and not entry.principal and entry.tenant == tenant else None
+
     def _one(self, certificate: Certificate, names: list[str]) -> Known | Unknown:
         found: dict[str, Known] = {}
         for name in names:

@@ -93,7 +93,7 @@ def no_match(state: State, pool: Pool, request: Request) -> Error:
             who = Identity(tenant, principal)
             auditing.denied(state, "message.denied", who, None, about, error.message, request.trace_id)
             return error
-    rights = state.principals.get(request.key[:2])
+    rights = actors.rights_of(state, request.key[0], request.key[1])
     hint = state.directory.hint(pool.selector, access.within(rights))
     return unknown(state, f"no agent matches {pool.selector}", hint, age_s=0.0 if request.looked_up else age_s(state))
 

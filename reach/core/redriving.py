@@ -20,7 +20,7 @@ from agentreach.v1.peer_pb2 import Lineage
 from agentreach.wire.errors import code_name, failure
 from agentreach.wire.names import normalise_env, topic_fault
 from agentreach.wire.redaction import Redaction
-from reach.core import access, admit
+from reach.core import access, actors, admit
 from reach.core.access import NO_RIGHTS
 from reach.core.callbacks import Callback
 from reach.core.dead_letter_book import Letter
@@ -142,7 +142,7 @@ def redrive(state: State, who: Identity, asked: admin.RedriveDeadLetterRequest) 
     envelope.reply_topic = asked.reply_topic or envelope.reply_topic
     if letter.actors:
         envelope.lineage = _on_behalf(state, letter)
-    rights = state.principals.get((tenant, principal), NO_RIGHTS) if who.rights is not None else None
+    rights = actors.rights_of(state, tenant, principal) or NO_RIGHTS if who.rights is not None else None
     if rights is not None:
         rights = replace(rights, signs=False)  # it was signed when it came first
     answer, owner = _Answer(), Identity(tenant, principal, rights)

@@ -8,6 +8,7 @@ health. They run synchronously, a whole frame at a time, and leave what must hap
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from agentreach.policy.wheel import TimerWheel
@@ -197,6 +198,8 @@ class State:
         """By (tenant, principal): what those who must sign have signed lately."""
         self.principals: dict[tuple[str, str], Rights] = {}
         """By (tenant, principal): what all its keys allow together. Empty while authentication is off."""
+        self.named: Callable[[str, str], Rights | None] | None = None
+        """Tells the same of principals that nobody can count: those with a certificate's own name."""
         self.version_policies: dict[tuple[str, str], VersionPolicy] = {}
         """By (env, agent type). While it is empty no decision costs anything for it."""
         self.configs = Configs()

@@ -44,7 +44,7 @@ class CertifiedPrincipals:
         self._told: Callable[[frozenset[str]], None] = lambda ended: None
 
     def on_change(self, told: Callable[[frozenset[str]], None]) -> None:
-        """Have `told` called after each change of `principals`, with the key_ids of certificates that have ended."""
+        """Have `told` called with the key_ids of certificates that have ended."""
         self._told = told
 
     def identify(self, certificate: Mapping[str, Iterable[bytes]]) -> Identity | str:
@@ -55,30 +55,28 @@ class CertifiedPrincipals:
     def identify_pem(self, pem: bytes, chain: bytes = b"") -> Identity | str:
         """The same by the certificate itself, and those between it and its authority's."""
         now = self._unix()
-        known = self._holders.get(pem)
-        holder = known or self._met(pem, chain, now)
+        holder = self._holders.get(pem) or self._met(pem, chain, now)
         if isinstance(holder, str):
             return holder
         if holder.expires_at <= now:
             return f"its certificate has expired; its names: {parsed(pem).told}"
-        if known is None:
-            self._holders[pem] = holder
-            self._told(frozenset())  # its principal may be a new one
+        self._holders[pem] = holder
         return holder.who
 
     def principals(self) -> dict[tuple[str, str], Rights]:
-        """By (tenant, principal): what their entries allow together."""
+        """By (tenant, principal): what their entries allow together; of those that entries give a name of their own."""
         found: dict[tuple[str, str], Rights] = {}
         for entry in self._entries:
             if entry.node or not entry.principal:
                 continue
             key = entry.tenant, entry.principal
             found[key] = found[key].with_also(entry.rights) if key in found else entry.rights
-        for holder in self._holders.values():
-            key = holder.who.tenant, holder.who.principal
-            if key[0] and key not in found and holder.who.rights is not None:
-                found[key] = holder.who.rights
         return found
+
+    def named(self, tenant: str, principal: str) -> Rights | None:
+        """The same of one that is called as its certificate is, whether it has come here or to another node."""
+        entry = self._names.by_own_name(tenant, principal)
+        return entry.rights if entry is not None and tenant else None
 
     def look(self) -> None:
         """End what has expired, and what no authority vouches for any more."""

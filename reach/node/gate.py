@@ -61,7 +61,11 @@ class Certificates(Protocol):
         ...
 
     def principals(self) -> dict[tuple[str, str], Rights]:
-        """By (tenant, principal): what its certificates allow together."""
+        """By (tenant, principal): what its certificates allow together; of those that are not called as these are."""
+        ...
+
+    def named(self, tenant: str, principal: str) -> Rights | None:
+        """The same of one that is."""
         ...
 
     def on_change(self, told: Callable[[frozenset[str]], None]) -> None:
@@ -99,6 +103,8 @@ class Gatekeeper:
         }
         with step() as state:
             self._limited = state.quotas is not None
+            if certificates is not None:
+                state.named = certificates.named
         self._changed(frozenset())
         for known in (keys, certificates):
             if known is not None:

@@ -17,7 +17,7 @@ from agentreach.v1 import admin_pb2 as admin
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.peer_pb2 import StoredKey
 from agentreach.wire.errors import failure
-from reach.core import access, access_explained, key_orders, keyring
+from reach.core import access, access_explained, actors, key_orders, keyring
 from reach.core.access import Rights
 from reach.core.key_orders import Issued, Minted
 from reach.core.keyring import Kept, KeyRefused, Keyring, KeysUnusable
@@ -66,7 +66,8 @@ class StoreDesk:
         ring, kept = Keyring(b""), await self._store.read()
         ring.take(kept, self._unix())
         tenant = request.tenant or OWNERS_TENANT
-        return _explained(request, tenant, ring.principals(), ring.holding(self._unix()))
+        principals = ring.principals()
+        return _explained(request, tenant, lambda name: principals.get((tenant, name)), ring.holding(self._unix()))
 
     async def _issue(self, decide: Callable[[Kept], tuple[Kept, Issued]]) -> Issued:
         issued: list[Issued] = []
@@ -116,7 +117,7 @@ class NodeDesk:
             raise MeshFailure(failure(codes.PERMISSION_DENIED, text))
         records = self._keys.holding() if self._keys is not None else {}
         try:
-            return _explained(request, tenant, self._state.principals, records)
+            return _explained(request, tenant, lambda name: actors.rights_of(self._state, tenant, name), records)
         except KeyRefused as refused:
             raise MeshFailure(failure(refused.code, str(refused))) from refused
 
@@ -149,19 +150,19 @@ async def _minted() -> Minted:
 def _explained(
     request: admin.ExplainAccessRequest,
     tenant: str,
-    principals: Mapping[tuple[str, str], Rights],
+    rights_of: Callable[[str], Rights | None],
     records: Mapping[str, StoredKey],
 ) -> admin.ExplainAccessReply:
-    """Raises `KeyRefused`. `records` are those of keys that hold, of all tenants."""
+    """Raises `KeyRefused`. `rights_of` a principal of the tenant; `records` of keys that hold, of all tenants."""
     fault = access_explained.fault(request)
     if fault:
         raise KeyRefused(fault)
     request.tenant = tenant
-    principal, rights = request.principal, principals.get((tenant, request.principal))
+    principal, rights = request.principal, rights_of(request.principal)
     if request.key_id:
         record = records.get(request.key_id)
         if record is None or record.info.tenant != tenant or principal not in ("", record.info.principal):
             whose = f" of principal {principal}" if principal else ""
             raise KeyRefused(f"there is no key {request.key_id[:20]}{whose} that holds", codes.NO_ROUTE)
         principal, rights = record.info.principal, keyring.rights_of(record.info)
-    return access_explained.explained(request, principal, rights, lambda name: principals.get((tenant, name)))
+    return access_explained.explained(request, principal, rights, rights_of)

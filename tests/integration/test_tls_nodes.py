@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agent_sdk import Agent, Mesh, NoAgentAvailable, NoRoute, Tls, connect
+from agent_sdk import Agent, Context, Mesh, NoAgentAvailable, NoRoute, Tls, connect
 from agentreach.v1 import admin_pb2 as admin
 from reach.adapters.admin_client import AdminClient
 from reach.adapters.dev_certificates import Authority
@@ -70,12 +70,12 @@ def echoing(url: str, tls: Tls) -> Agent:
     return agent
 
 
-async def asked(mesh: Mesh, data: Any) -> Any:
+async def asked(mesh: Mesh, data: Any, agent_type: str = "a") -> Any:
     """The answer, also when the agent is not seen here yet, or the link between the nodes is just being made anew."""
     async with asyncio.timeout(LINKED_S):
         while True:
             try:
-                return (await mesh.request(data, agent_type="a", timeout=5, idempotent=True)).data
+                return (await mesh.request(data, agent_type=agent_type, timeout=5, idempotent=True)).data
             except (NoAgentAvailable, NoRoute):
                 await asyncio.sleep(0.05)
 
@@ -92,6 +92,27 @@ async def test_requests_and_questions_cross_between_nodes_by_tls(
         assert await asked(mesh, "over there") == "over there"
     async with AdminClient([two.grpc_address], tls=files_of(issuer.client("root"))) as client:
         assert not (await client.list_sessions(admin.ListSessionsRequest())).silent_nodes
+
+
+async def test_who_is_named_by_its_certificate_is_called_for_at_nodes_that_never_saw_it(
+    nodes: tuple[Node, Node], issuers: tuple[Issuer, Issuer]
+) -> None:
+    """Found by reading: an agent's calls on its behalf were refused at every node but the one that it came to."""
+    one, two = nodes
+    issuer = issuers[0]
+    between = Agent("b", url=one.grpc_address, tls=issuer.client("b"), own_link=True)
+
+    @between.handler
+    async def ask_on(data: object, ctx: Context) -> object:
+        return (await ctx.request(data, agent_type="a", timeout=5)).data
+
+    async with (
+        echoing(one.grpc_address, issuer.client("a")),
+        between,
+        connect(two.grpc_address, tls=issuer.client("x", "spiffe://test/team/x"), own_link=True) as mesh,
+    ):
+        assert await asked(mesh, "there", "a") == "there"
+        assert await asked(mesh, "on behalf", "b") == "on behalf"
 
 
 async def test_nodes_change_to_another_authority_one_after_another_and_stay_linked(

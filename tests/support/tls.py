@@ -15,6 +15,7 @@ from tests.support.certificates import HOSTS, LASTS_S, Folder
 PRINCIPALS: Mapping[str, Mapping[str, Any]] = {
     "spiffe://test/a": {"principal": "a", "may_register": ["a"], "may_call": ["*"], "may_subscribe": ["*"]},
     "spiffe://test/b": {"principal": "b", "may_register": ["b"], "may_call": ["*"], "may_publish": ["*"]},
+    "spiffe://test/team/*": {"may_call": ["*"]},
     "spiffe://test/root": {"principal": "root", "admin": True, "may_register": ["*"], "may_call": ["*"]},
 }
 

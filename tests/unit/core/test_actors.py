@@ -19,7 +19,9 @@ from tests.unit.core.test_access import AGENTS, RIGHTS, TARGETS, twin_allows
 
 def state_with(**principals: Rights) -> Any:
     return SimpleNamespace(
-        principals={("t", name): rights for name, rights in principals.items()}, stats=SimpleNamespace(denied=0)
+        principals={("t", name): rights for name, rights in principals.items()},
+        named=None,
+        stats=SimpleNamespace(denied=0),
     )
 
 

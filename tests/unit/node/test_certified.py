@@ -80,11 +80,16 @@ def test_rights_of_one_principal_in_two_entries_add_up_for_its_actors(desk: Desk
     assert all(tenant for tenant, _ in found), "a node is no principal"
 
 
-def test_a_principal_named_by_its_certificate_is_known_from_when_it_came(desk: Desk) -> None:
+def test_a_principal_that_is_called_as_its_certificate_is_known_though_it_never_came(desk: Desk) -> None:
     name = "spiffe://test/team/x"
-    assert ("default", name) not in desk.known.principals()
-    assert desk.who(desk.shown("team/x")).principal == name
-    assert desk.changes == 1 and ("default", name) in desk.known.principals()
+    rights = desk.known.named("default", name)
+    assert rights is not None and rights.call.texts == ("x",)
+    assert desk.who(desk.shown("team/x")).rights == rights and desk.who(desk.shown("team/x")).principal == name
+    for tenant, principal in (
+        ("elsewhere", name), ("", name), ("default", "spiffe://test/team/"), ("default", "spiffe://test/z"),
+        ("default", "spiffe://test/a"), ("default", "a"), ("", "spiffe://test/node"),
+    ):  # fmt: skip
+        assert desk.known.named(tenant, principal) is None, (tenant, principal)
 
 
 def test_a_certificate_ends_with_its_time_once(desk: Desk) -> None:
