@@ -111,6 +111,26 @@ def test_an_admin_of_one_env_takes_rights_in_no_other(envs: list[str], may: bool
     assert refused.value.code == codes.PERMISSION_DENIED
 
 
+@pytest.mark.parametrize(
+    ("fields", "may"),
+    [
+        ({"envs": ["staging"]}, True),
+        ({"envs": ["staging", "production"]}, False),
+        ({"envs": []}, False),
+        ({"envs": ["staging"], "scrape": True}, False),
+    ],
+)
+def test_who_may_not_hand_out_a_key_may_not_have_it_by_rotation(fields: dict[str, Any], may: bool) -> None:
+    by = Identity("acme", "boss", Rights(envs=frozenset({"staging"}), admin=True))
+    kept, issued = create(tenant="acme", **fields)
+    if may:
+        assert key_orders.rotate(kept, issued.info.key_id, 0, minted(), NOW, by)[1].key
+        return
+    with pytest.raises(KeyRefused) as refused:
+        key_orders.rotate(kept, issued.info.key_id, 0, minted(), NOW, by)
+    assert refused.value.code == codes.PERMISSION_DENIED
+
+
 def test_a_revoked_key_keeps_the_time_at_which_that_was_done_first() -> None:
     kept, issued = create()
     kept = key_orders.revoke(kept, issued.info.key_id, NOW + 1)
