@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from agentreach.wire.addresses import DEFAULT_URL, addresses
+from reach.cli.ending import Ended, Exit
 
 if TYPE_CHECKING:
     from agentreach.v1.envelope_pb2 import Target
@@ -84,12 +85,33 @@ def access() -> Access:
     return Access(*(known.get(f"reach.{name}", "") for name in ("api_key", "tls_ca", "tls_cert", "tls_key")))
 
 
+def _usable(way: Access) -> Access:
+    """The same, if its TLS files are there and fit together; else a mistake of whoever typed it, and no node's."""
+    if not way.encrypted:
+        return way
+    import ssl  # only now: it takes long, and most commands do without
+
+    from agentreach.aio.tls import TlsFileError, TlsFiles
+
+    try:
+        TlsFiles(way.ca, way.cert, way.key).read()
+        if way.cert:
+            # without a password it would ask for one at the terminal
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(way.cert, way.key, password=lambda: "")
+    except TlsFileError as error:
+        raise Ended(str(error), Exit.USAGE) from error
+    except (ssl.SSLError, ValueError) as error:
+        fault = f"the key {way.key} does not belong to the certificate {way.cert}, or one of the two cannot be used"
+        raise Ended(fault, Exit.USAGE) from error
+    return way
+
+
 def client(given: str | None) -> AdminClient:
     """A client of the node at `--url`, with the key and the TLS files of the running command."""
     from agentreach.aio.tls import TlsFiles
     from reach.adapters.admin_client import AdminClient
 
-    way = access()
+    way = _usable(access())
     tls = TlsFiles(way.ca, way.cert, way.key) if way.encrypted else None
     return AdminClient(addresses(given or DEFAULT_URL), api_key=way.api_key, tls=tls)
 
@@ -98,7 +120,7 @@ def sdk_access() -> dict[str, Any]:
     """The same for `agent_sdk.connect` and `Agent`, as their arguments."""
     from agent_sdk import Tls
 
-    way = access()
+    way = _usable(access())
     tls = Tls(way.ca or None, way.cert or None, way.key or None) if way.encrypted else None
     return {"api_key": way.api_key, "tls": tls}
 

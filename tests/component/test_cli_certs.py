@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from agentreach.aio.tls import TlsFiles
 from reach.adapters.certificates import NodeCertificate, parsed, trusted
+from reach.cli.ending import Ended, Exit
 from reach.cli.root import reach
 
 
@@ -78,3 +79,23 @@ def test_half_an_authority_is_told(made: Path) -> None:
     (made / "ca-key.pem").unlink()
     done = run("--dir", str(made), "--client", "planner")
     assert done.exit_code != 0 and "cannot sign" in done.output
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--tls-ca", "nowhere.pem"), "cannot read the TLS file nowhere.pem"),
+        (("--tls-cert", "extractor.pem"), "give both or none"),
+        (("--tls-cert", "extractor.pem", "--tls-key", "node-key.pem"), "node-key.pem does not belong to"),
+        (("--tls-ca", "ca.pem", "--tls-cert", "extractor.pem", "--tls-key", "ca.pem"), "ca.pem does not belong to"),
+    ],
+)
+@pytest.mark.parametrize("command", [("agents",), ("call", "--type", "x", "1"), ("test-agent", "--type", "x")])
+def test_tls_files_that_cannot_be_used_are_a_mistake_of_usage_before_anything_is_dialled(
+    made: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], options: tuple[str, ...], told: str
+) -> None:
+    monkeypatch.chdir(made)
+    done = CliRunner().invoke(reach, [*command, "--url", "127.0.0.1:1", *options], standalone_mode=False)
+    assert isinstance(done.exception, Ended), done.output
+    assert done.exception.code is Exit.USAGE and told in done.exception.message
+    assert not done.output, "nothing was tried"
