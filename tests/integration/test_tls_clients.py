@@ -67,6 +67,7 @@ CASES = (
     Case("mtls", "expired", "does not take this client's certificate"),
     Case("mtls", "stranger", "does not take this client's certificate"),
     Case("mtls", "server's", "does not take this client's certificate"),
+    Case("mtls", "another's key", "the key does not belong to the certificate"),
 )
 
 
@@ -97,6 +98,8 @@ def _client_of(folder: Folder, stranger: Folder, kind: str) -> Tls | None:
             return Tls(folder.ca, theirs.cert, theirs.key)
         case "server's":
             return folder.node("server", server_only=True)
+        case "another's key":
+            return Tls(folder.ca, folder.client("one").cert, folder.client("another").key)
     return Tls(folder.ca)
 
 

@@ -106,6 +106,8 @@ async def explained(address: str, details: str, tls: Tls | None, who: str = "the
         if any(sign in details for sign in _CLOSED) and await speaks_tls(address):
             return f"{who} speaks TLS and this connection does not: give the CA by which its certificate is checked"
         return details
+    if "create security handshaker" in details:
+        return "the key does not belong to the certificate, or one of the TLS files cannot be used"
     closed = any(sign in details for sign in _CLOSED)
     if any(sign in details for sign in _NOT_TLS) or (closed and not await speaks_tls(address)):
         return f"{who} does not speak TLS and this connection does: leave the TLS files out, or start it with TLS"
