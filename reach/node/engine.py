@@ -13,14 +13,12 @@ from collections.abc import AsyncGenerator, Coroutine, Iterator
 import structlog
 
 from agentreach.aio.clock import boot_time
-from agentreach.v1 import admin_pb2 as admin
-from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.frame_pb2 import Goodbye
 from agentreach.v1.mesh_pb2 import PublishReply
 from agentreach.wire import limits
 from agentreach.wire.payload import Form
-from reach.core import arrivals, credit, departures, drains, events, gathered, links, mesh, nodes, redriving, takeover
+from reach.core import arrivals, credit, departures, drains, events, gathered, links, mesh, nodes, takeover
 from reach.core.agents import Agent
 from reach.core.calls import Call
 from reach.core.effects import (
@@ -46,8 +44,8 @@ from reach.node.nodelinks import AcceptedNode, NodeLinks
 from reach.node.pins import PinBook
 from reach.node.registrar import Registrar
 from reach.node.session_work import SessionWork
-from reach.node.steering import Steering
 from reach.node.standstill import Standstill
+from reach.node.steering import Steering
 from reach.node.streams import Carrier, Stream
 from reach.node.telling import tell
 
@@ -285,10 +283,11 @@ class Engine(Steering):
         entry = b""
         with self.step():
             mesh.invoke(state, call, who, envelope)
+        let_go = self.holders.call(who, lambda: self._hang_up(call, who))  # also while its client takes no item
         try:
             while True:
-                self.holders.check(who)
                 while call.replies:
+                    self.holders.check(who)
                     reply = call.replies.popleft()
                     if reply.HasField("error"):
                         raise MeshFailure(reply.error, reply.trace_id, items or None)
@@ -301,12 +300,18 @@ class Engine(Steering):
                     with self.step():
                         credit.grant(state, call, entry, items + limits.STREAM_CREDIT_INITIAL)
                 arrived.clear()
+                self.holders.check(who)
                 with self.holders.hold(who, arrived):
                     await arrived.wait()
         finally:
-            if not call.done:
-                with self.step():
-                    mesh.hang_up(state, call, who)
+            let_go()
+            self._hang_up(call, who)
+
+    def _hang_up(self, call: Call, who: Identity) -> None:
+        """Nobody wants what is still to come."""
+        if not call.done:
+            with self.step() as state:
+                mesh.hang_up(state, call, who)
 
     async def publish(self, envelope: Envelope, who: Identity, deadline_s: float | None) -> PublishReply:
         """See `Switchboard.publish`."""
@@ -323,23 +328,6 @@ class Engine(Steering):
         if reply.HasField("error"):
             raise MeshFailure(reply.error, reply.trace_id)
         return events.counts_of(reply)
-
-    # ---- dead letters ----
-
-    def list_dead_letters(self, request: admin.ListDeadLettersRequest, who: Identity) -> admin.ListDeadLettersReply:
-        """The requests that this node gave up and keeps, without their payloads."""
-        with self.step() as state:
-            return redriving.listed(state, who, request)
-
-    def redrive_dead_letter(
-        self, request: admin.RedriveDeadLetterRequest, who: Identity
-    ) -> admin.RedriveDeadLetterReply:
-        """Send one of them once more; answers when it is taken in, and raises `MeshFailure` if it is not."""
-        with self.step() as state:
-            made = redriving.redrive(state, who, request)
-        if isinstance(made, codes.Error):
-            raise MeshFailure(made)
-        return admin.RedriveDeadLetterReply(message_id=made.message_id, trace_id=made.trace_id)
 
     # ---- ending ----
 

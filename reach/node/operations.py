@@ -1,4 +1,4 @@
-"""What operators order: an agent or this node to drain, a breaker to close; and which breakers there are.
+"""What operators order: an agent or this node to drain, a breaker to close, a letter to be sent again; and what there is.
 
 Orders are carried out in a step; what they begin goes on by itself (`reach.core.drains`).
 """
@@ -14,9 +14,10 @@ from google.protobuf.message import Message
 
 from agentreach.v1 import admin_pb2 as admin
 from agentreach.v1 import error_pb2 as codes
+from agentreach.v1.error_pb2 import Error
 from agentreach.wire.errors import failure
 from agentreach.wire.names import agent_id_fault, agent_type_fault, normalise_env, shown
-from reach.core import access, breakers, drains, leaving
+from reach.core import access, breakers, drains, leaving, redriving
 from reach.core.agents import Agent
 from reach.core.breaker import BreakerState
 from reach.core.ports import ANYBODY, Identity, KeyDesk, MeshFailure
@@ -120,6 +121,23 @@ class Operations(Queries):
             if fault is not None:
                 raise MeshFailure(fault)
             return admin.ReleaseSessionReply(agent_id=owner.agent.agent_id, epoch=epoch)
+
+    # ---- dead letters ----
+
+    def list_dead_letters(self, request: admin.ListDeadLettersRequest, who: Identity) -> admin.ListDeadLettersReply:
+        """The requests that this node gave up and keeps, without their payloads."""
+        with self.step() as state:
+            return redriving.listed(state, who, request)
+
+    def redrive_dead_letter(
+        self, request: admin.RedriveDeadLetterRequest, who: Identity
+    ) -> admin.RedriveDeadLetterReply:
+        """Send one of them once more; answers when it is taken in, and raises `MeshFailure` if it is not."""
+        with self.step() as state:
+            made = redriving.redrive(state, who, request)
+        if isinstance(made, Error):
+            raise MeshFailure(made)
+        return admin.RedriveDeadLetterReply(message_id=made.message_id, trace_id=made.trace_id)
 
     # ---- breakers ----
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import random
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
+from agent_sdk import Agent
 from agentreach.v1 import admin_pb2 as admin
 from agentreach.v1 import error_pb2 as codes
-from agentreach.v1.envelope_pb2 import Target
+from agentreach.v1.envelope_pb2 import Envelope, Target
 from reach.core import keyring
 from reach.core.access import Rights
 from reach.core.lineage import LineageKeys
@@ -25,6 +28,7 @@ from reach.node.key_stores import FileOfKeys
 from reach.node.keys import ApiKeys
 from tests.support.agents import eventually
 from tests.support.api_keys import KeysFile, info, key_id
+from tests.support.node import config, running
 
 OWNER = Identity("default", "ops", Rights(admin=True))
 TENANTS = Identity("acme", "boss", Rights(admin=True))
@@ -200,3 +204,32 @@ async def test_without_keys_nothing_is_made_and_everybody_may_everything() -> No
     node = NodeDesk(a_state())
     assert await refused(node.create_key(admin.CreateKeyRequest(key=info("a")), ANYBODY)) == codes.INVALID_ENVELOPE
     assert node.explain_access(admin.ExplainAccessRequest(principal="x", action="admin"), ANYBODY).allowed
+
+
+async def test_a_streamed_reply_that_is_not_read_ends_with_its_key_down_to_the_handler() -> None:
+    """Found by reading: its call stood in a write, and only looked at its key once that was done."""
+    over = asyncio.Event()
+    who = Identity("default", "alice", key_id="k1#1")
+    async with running(config()) as node, asyncio.timeout(10.0):
+        agent = Agent("numbers", url=node.grpc_address, own_link=True)
+
+        @agent.handler
+        async def numbers(data: object) -> AsyncIterator[int]:
+            try:
+                for number in itertools.count():
+                    yield number
+            finally:
+                over.set()
+
+        async with agent:
+            envelope = Envelope(target=Target(agent_type="numbers"), timeout_ms=60_000)
+            async with contextlib.aclosing(node.engine.invoke_stream(envelope, who, None)) as replies:
+                await anext(replies)
+                node.engine.holders.wake(frozenset({"k2#1"}))
+                assert node.engine.state.unsettled == 1
+                node.engine.holders.wake(frozenset({"k1#1"}))
+                await over.wait()
+                with pytest.raises(MeshFailure) as refused:
+                    await anext(replies)
+                assert refused.value.error.code == codes.UNAUTHENTICATED
+            assert not node.engine.holders._calls
