@@ -117,11 +117,16 @@ def client(given: str | None) -> AdminClient:
 
 
 def sdk_access() -> dict[str, Any]:
-    """The same for `agent_sdk.connect` and `Agent`, as their arguments."""
-    from agent_sdk import Tls
+    """The same for `agent_sdk.connect` and `Agent`, as their arguments. What they cannot use is a mistake of usage."""
+    from agent_sdk import Tls, settings
+    from agent_sdk.errors import ConnectFailed
 
     way = _usable(access())
     tls = Tls(way.ca or None, way.cert or None, way.key or None) if way.encrypted else None
+    try:
+        settings.access(api_key=way.api_key, tls=tls)
+    except ConnectFailed as error:
+        raise Ended(error.message, Exit.USAGE) from error
     return {"api_key": way.api_key, "tls": tls}
 
 

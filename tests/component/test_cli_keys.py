@@ -213,3 +213,13 @@ def test_check_config_finds_keys_that_no_node_would_start_with(path: Path) -> No
     assert run(*check).exit_code == 0
     KeysFile(path).revoke(key)
     assert "all 1 have ended" in run(*check).output and run(*check).exit_code == 2
+
+
+@pytest.mark.parametrize("command", [("call", "--type", "x", "1"), ("test-agent", "--type", "x")])
+def test_a_signing_secret_that_is_none_is_a_mistake_of_usage_and_not_repeated(
+    monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("REACH_SIGNING_SECRET", "changeme")
+    done = run(*command, "--url", "127.0.0.1:1")
+    assert (done.exit_code, "signing secret" in done.output) == (2, True), done.output
+    assert "changeme" not in done.output
