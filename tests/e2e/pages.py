@@ -161,9 +161,11 @@ class Play:
 
     def _start(self, command: str) -> None:
         log = self.folder / f"background-{len(self.running)}.log"
+        exports = "".join(re.findall(r"^export .*\n", command, re.MULTILINE))
+        started = f"{exports}exec {command.removeprefix(exports).strip()}"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                ["bash", "-c", f"exec {command.strip()}"], cwd=self.folder, env=self.environment,
+                ["bash", "-c", started], cwd=self.folder, env=self.environment,
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             )  # fmt: skip
         self.running.append(process)
