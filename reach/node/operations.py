@@ -1,4 +1,4 @@
-"""What operators order: an agent or this node to drain, a breaker to close, a letter to be sent again; and what there is.
+"""What operators order: an agent or this node to drain, a breaker to close, a letter to go again; and what there is.
 
 Orders are carried out in a step; what they begin goes on by itself (`reach.core.drains`).
 """
