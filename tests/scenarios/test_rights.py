@@ -166,6 +166,8 @@ class TestLineages:
         assert self.try_with(self.alice, self.handled.lineage) == "PERMISSION_DENIED"
 
     def test_another_tenants_is_refused(self):
+        known(self.core, "alice", tenant="elsewhere")  # the actor's name is known there too
+        self.core.agent("c/1", known(self.core, "other", tenant="elsewhere"))
         stranger = self.core.caller("svc", known(self.core, "svc", tenant="elsewhere"))
         assert self.try_with(stranger, self.handled.lineage) == "PERMISSION_DENIED"
 
@@ -313,6 +315,15 @@ class TestAnotherPrincipalsBusiness:
         self.b.answer(self.sent)
         assert code_of(self.alice, self.sent) == "OK"
 
+    def test_with_a_key_that_allows_something_else_a_process_begins_a_link_anew(self):
+        """What is subscribed on a link, and attached to it, is so by the rights that it began with."""
+        for who, resumed in ((self.b.who, True), (known(self.core, "svc", calls("c")), False)):
+            self.b.cut()
+            self.b.who = who
+            welcome = self.b.connect()
+            assert welcome is not None and welcome.resumed is resumed
+        self.b.answer(self.sent)
+
     def test_a_stolen_resume_token_opens_nothing_to_another_principal(self):
         token = self.b.welcome.resume_token if self.b.welcome is not None else b""
         thief = Process(self.core, "thief", known(self.core, "mallory"), "")
@@ -373,6 +384,20 @@ class TestTopics:
         theirs.publish("a")
         assert len(alice.events) == 1 and alice.events[0].principal == "alice"
         assert len(theirs.events) == 1 and theirs.events[0].tenant == "elsewhere"
+
+    def test_a_topic_of_an_env_without_rights_is_not_listened_to(self):
+        core = CoreMesh()
+        some = Rights(envs=frozenset({"production"}), subscribe=Patterns(["*"], topics=True))
+        alice = core.caller("alice", known(core, "alice", some))
+        publisher = core.caller("p", known(core, "p"))
+        alice.signal(Signal(subscribe=frames.Subscribe(topics=["t"], env="staging")))
+        alice.subscribe("t")
+        (refused,) = alice.got_signals("unsubscribed")
+        assert refused.unsubscribed.error.code == codes.PERMISSION_DENIED and refused.unsubscribed.env == "staging"
+        publisher.publish("t", env="staging")
+        assert not alice.events
+        publisher.publish("t")
+        assert len(alice.events) == 1
 
     def test_a_reply_topic_needs_the_right_to_publish_and_stays_in_its_tenant(self):
         core = CoreMesh()
@@ -451,6 +476,17 @@ class TestDeadLetters:
             elsewhere = Identity("elsewhere", "root", Rights(admin=True))
             missing = redriving.redrive(state, elsewhere, RedriveDeadLetterRequest(message_id=sent))
         assert isinstance(missing, codes.Error) and missing.code == codes.NO_ROUTE
+
+    def test_a_letter_of_an_env_without_rights_is_as_unknown_as_one_that_never_was(self):
+        core = CoreMesh(max_hops=1)
+        first = core.agent("first/1", known(core, "svc"))
+        core.agent("second/1", known(core, "other"))
+        outer = core.caller("alice", known(core, "alice")).request(agent_type="first")
+        sent = first.call_from(outer, agent_type="second")
+        staging = Identity("default", "root", Rights(envs=frozenset({"staging"}), admin=True))
+        with core.step() as state:
+            refused = redriving.redrive(state, staging, RedriveDeadLetterRequest(message_id=sent))
+        assert isinstance(refused, codes.Error) and refused.code == codes.NO_ROUTE
 
     def test_a_letter_is_sent_once_more_on_behalf_of_the_same_actors(self):
         """Found by reading: its actors were forgotten, so an agent's call went where its caller might never call."""

@@ -41,6 +41,7 @@ def test_an_entry_with_a_star_takes_the_rest_and_the_longest_entry_wins() -> Non
     assert who(names, uris=(f"{NS}/team-a/y",)) == "team-a"
     assert who(names, uris=(f"{NS}/team-a/lead",)) == "lead"
     assert who(names, uris=(NS,)).startswith("nobody")
+    assert who(Names([Named(f"{NS}/team-*")]), uris=(f"{NS}/team-",)).startswith("nobody")
 
 
 def test_an_entry_without_a_principal_gives_each_its_own_name() -> None:

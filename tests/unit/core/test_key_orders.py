@@ -63,9 +63,11 @@ def test_what_a_caller_says_about_id_times_and_state_counts_for_nothing() -> Non
     wanted = info("alice", key_id="00000000", revoked=True)
     wanted.created_at.CopyFrom(keyring.stamp(1.0))
     wanted.last_used_at.CopyFrom(keyring.stamp(1.0))
+    wanted.MergeFromString(b"\xfa\x3f\x04more")  # a field that nobody knows: it would be kept for ever
     new = minted()
     kept, issued = key_orders.create(EMPTY, wanted, new, NOW)
     assert issued.info.key_id == new.key_id and not issued.info.revoked
+    assert b"more" not in only(kept).SerializeToString()
     assert keyring.unix_of(issued.info.created_at) == NOW and not issued.info.HasField("last_used_at")
     assert not keyring.ended(only(kept), NOW)
 
