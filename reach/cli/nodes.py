@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from agentreach.v1.admin_pb2 import ListNodesReply, NodeRecord, NodeState
 
-_WHY_CHARS = 80
-_GRPC_STATUS = re.compile(r"([A-Z_]+): (?:.*last error: .*: )?(.*?)(?: \(\d+\))?", re.DOTALL)
+_WHY_CHARS = 100  # the longest of what agentreach.aio.tls explains, whose end says what to do
+_GRPC_STATUS = re.compile(r"(?:\S+:\d+: )?([A-Z_]+): (?:.*last error: .*: )?(.*?)(?: \(\d+\))?", re.DOTALL)
 COLUMNS = ("NODE", "ADDRESS", "ZONE", "VERSION", "UP", "LEADER", "STATE", "AGENTS")
 
 

@@ -24,6 +24,16 @@ from reach.cli.sessions import _row
         ("UNAVAILABLE: Socket closed", "socket closed"),
         ("DEADLINE_EXCEEDED: ", "deadline exceeded"),
         ("UNAVAILABLE: GOAWAY received", "GOAWAY received"),
+        (
+            "127.0.0.1:7072: UNAVAILABLE: the node does not speak TLS and this connection does: leave the TLS files "
+            "out, or start it with TLS",
+            "the node does not speak TLS and this connection does: leave the TLS files out, or start it with TLS",
+        ),
+        (
+            "node-2.lan:7070: UNAVAILABLE: failed to connect to all addresses; last error: UNKNOWN: ipv4:10.0.0.2:70: "
+            "Failed to connect to remote host: connect: Connection refused (111)",
+            "connection refused",
+        ),
         ("not linked yet", "not linked yet"),
         ("a fault of this node: KeyError", "a fault of this node: KeyError"),
         ("its numbers do not fit ours", "its numbers do not fit ours"),
@@ -35,7 +45,7 @@ def test_why_a_node_is_not_linked_is_told_without_what_grpc_says_around_it(why: 
 
 def test_the_reason_of_a_broken_link_never_widens_the_table() -> None:
     for why in ("x" * 500, "UNAVAILABLE: " + "x" * 500, "UNAVAILABLE: a\n" + "b" * 500):
-        assert len(brief(why)) == 80 and brief(why).isprintable()
+        assert len(brief(why)) == 100 and brief(why).isprintable()
 
 
 def test_what_does_not_print_is_escaped_and_long_text_loses_its_middle() -> None:
