@@ -172,7 +172,7 @@ def test_a_proof_of_what_stands_there_no_more_opens_nothing_that_stands_there_no
     found = made.candidate(new.key, NOW)
     assert found is not None
     assert made.verified(new.key, found, NOW + 10) is None, "it has expired while it was proved"
-    exchanged = record(keyring.key_text(bytes.fromhex(new.key_id), b"o" * 32), admin=True)
+    exchanged = record(keyring.key_text(new.key_id, b"o" * 32), admin=True)
     made.take(Kept(LOOKUP_KEY, (exchanged,)), NOW)
     assert made.verified(new.key, found, NOW) is None and made.known(new.key, NOW) is None
 
