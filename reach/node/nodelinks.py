@@ -324,6 +324,8 @@ class NodeLinks:
             lived_s = asyncio.get_running_loop().time() - began
             failures = 0 if lived_s > REDIAL_MOST_S else failures + 1
             if why and node.why_down != why:
+                if not node.connected:
+                    log.warning("node not linked", node=node.node_id, why=why)
                 with self._engine.step() as state:
                     nodes.cut(state, node, why)
             await asyncio.sleep(random.random() * min(REDIAL_MOST_S, REDIAL_FIRST_S * 2 ** min(failures, 8)))

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from structlog.testing import capture_logs
 
 from agentreach.aio.transport import Refused
 from agentreach.v1.admin_pb2 import NodeRecord
@@ -105,6 +106,15 @@ async def test_a_node_that_was_gone_and_came_back_while_it_was_dialled_is_dialle
     dialling.see()
     answer.set_exception(Refused("UNAVAILABLE", "nobody listens there", False))
     await dialling.transport.dial()
+
+
+async def test_why_a_node_cannot_be_linked_is_logged_once_for_each_reason(dialling: Dialling) -> None:
+    with capture_logs() as logs:
+        for why in ("speaks TLS", "speaks TLS", "its certificate is not ours"):
+            (await dialling.transport.dial()).set_exception(Refused("UNAVAILABLE", why, False))
+        await dialling.transport.dial()
+    told = [line["why"].rpartition(": ")[2] for line in logs if line["event"] == "node not linked"]
+    assert told == ["speaks TLS", "its certificate is not ours"]
 
 
 async def test_a_stream_to_a_node_that_is_another_by_now_is_not_kept(dialling: Dialling) -> None:
