@@ -14,7 +14,7 @@ from typing import cast
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-CONNECTIONS_MAX = 500  # of the HTTP side at once; beyond, they are closed at once
+CONNECTIONS_MAX = 500  # of the HTTP side at once; beyond, the eldest that waits for a head gives way
 HEAD_BYTES_MAX = 32 << 10  # of a request's first line and headers
 HEAD_S = 10.0  # for a request's head, from its first byte, or from the start of the connection
 LINGER_S = 1.0  # a client that sends a body may take so long to notice that nobody wants it
@@ -69,13 +69,24 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take it in, if there is room."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass of it
-        if len(self._open) >= CONNECTIONS_MAX:
+        if len(self._open) >= CONNECTIONS_MAX and not self._makes_room():
             self._over = True
             self._transport.abort()
             return
         self._open[self._inner] = self
         self._inner.connection_made(self._transport)
         self._wait()
+
+    def _makes_room(self) -> bool:
+        """Close the eldest connection on which nothing is asked: who only holds places keeps no supervisor out."""
+        for each in self._open.values():
+            if each._in_head and not each._over:
+                each._over = True
+                each._stop_waiting()
+                assert each._transport is not None
+                each._transport.abort()
+                return True
+        return False
 
     def data_received(self, data: bytes) -> None:
         """Watch for the end of the head."""

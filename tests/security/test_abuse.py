@@ -393,18 +393,46 @@ async def test_a_connection_that_asks_again_and_again_goes_on(pages: HttpServer)
     writer.close()
 
 
-async def test_connections_beyond_the_limit_are_closed_at_once(
+HEALTHZ = b"GET /healthz HTTP/1.1\r\nHost: node\r\n\r\n"
+
+
+async def test_who_holds_connections_and_asks_nothing_keeps_nobody_out(
     pages: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Found by reading: who held them all kept a supervisor out, which would have ended a node that was well."""
     monkeypatch.setattr("reach.adapters.http_guard.CONNECTIONS_MAX", 5)
     host, _, port = pages.address.rpartition(":")
     held = [await asyncio.open_connection(host, int(port)) for _ in range(5)]
-    get = b"GET /healthz HTTP/1.1\r\nHost: node\r\n\r\n"
-    assert await http(pages.address, get) == b""
-    held[0][1].write(get)
-    assert (await held[0][0].readline()).startswith(b"HTTP/1.1 200 ")
+    held[0][1].write(HEALTHZ)  # and then it is silent
+    async with asyncio.timeout(LIMIT_S):
+        await held[0][0].readuntil(b"ok\n")
+        assert (await http(pages.address, HEALTHZ)).startswith(b"HTTP/1.1 200 ")
+        assert await held[0][0].read() == b"", "the eldest has given way"
+        held[4][1].write(HEALTHZ)
+        assert (await held[4][0].readline()).startswith(b"HTTP/1.1 200 ")
     for _, writer in held:
         writer.close()
+
+
+async def test_connections_beyond_the_limit_are_closed_at_once_where_all_have_asked(
+    pages: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reach.adapters.http_guard.CONNECTIONS_MAX", 2)
+    asked, let_go = asyncio.Semaphore(0), asyncio.Event()
+
+    async def slowly(authorization: object, certificate: bytes) -> None:
+        asked.release()
+        await let_go.wait()
+
+    pages.may_scrape = slowly
+    get = HEALTHZ.replace(b"healthz", b"metrics")
+    answers = [asyncio.create_task(http(pages.address, get)) for _ in range(2)]
+    async with asyncio.timeout(LIMIT_S):
+        for _ in answers:
+            await asked.acquire()
+        assert await http(pages.address, HEALTHZ) == b""
+        let_go.set()
+        assert all([(await answer).startswith(b"HTTP/1.1 200 ") for answer in answers])
 
 
 # ---- limits of principals ----
