@@ -10,6 +10,7 @@ import pytest
 from agentreach.v1 import admin_pb2 as admin
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.registry_pb2 import DRAINING
+from reach.core.access import Rights
 from reach.core.breaker import Breaker
 from reach.core.ports import ANYBODY, Identity, MeshFailure
 from reach.core.state import State
@@ -108,6 +109,14 @@ class TestBreakers:
         _trip(core, "echo/1")
         reply = Desk(core).list_breakers(admin.ListBreakersRequest(), Identity(tenant="other"))
         assert not reply.breakers
+
+    def test_those_of_an_env_without_rights_are_not_listed(self) -> None:
+        core = CoreMesh()
+        core.agent()
+        _trip(core, "echo/1")
+        for env, listed in (("staging", 0), ("production", 1)):
+            who = Identity(rights=Rights(envs=frozenset({env}), admin=True))
+            assert len(Desk(core).list_breakers(admin.ListBreakersRequest(), who).breakers) == listed
 
 
 class TestDraining:
