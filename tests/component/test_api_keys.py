@@ -168,6 +168,10 @@ async def test_a_tenants_admin_has_a_say_about_its_own_tenants_keys_only(file: K
     with pytest.raises(MeshFailure) as failed:
         node.explain_access(admin.ExplainAccessRequest(principal="ops", action="admin", tenant="default"), TENANTS)
     assert failed.value.error.code == codes.PERMISSION_DENIED
+    with pytest.raises(MeshFailure, match="there is no key") as failed:
+        node.explain_access(admin.ExplainAccessRequest(key_id=theirs, action="admin"), TENANTS)
+    assert failed.value.error.code == codes.NO_ROUTE
+    assert node.explain_access(admin.ExplainAccessRequest(key_id=theirs, action="admin"), OWNER).allowed
 
 
 @pytest.mark.parametrize("key", [info(""), info("a", may_call=["x y"]), info("a", expires_in_s=-1)])
