@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from base64 import urlsafe_b64encode
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.admin_pb2 import KeyInfo
@@ -28,10 +28,10 @@ class Minted:
     """A key that nobody has yet, and its slow hash."""
 
     key_id: str
-    key: str
+    key: str = field(repr=False)
     salt: bytes
     hash: bytes
-    signing_secret: bytes
+    signing_secret: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class Issued:
     """What its holder gets, once."""
 
     info: KeyInfo
-    key: str
-    signing_text: str
+    key: str = field(repr=False)
+    signing_text: str = field(repr=False)
     """Empty unless what the key sends must be signed."""
 
 

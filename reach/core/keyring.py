@@ -12,7 +12,7 @@ import hmac
 import re
 from base64 import urlsafe_b64encode
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -44,8 +44,8 @@ _SCRYPT_N = 1 << 12  # 10 ms and 4 MiB: a thousand clients that come back to a n
 class Kept:
     """What a store of keys holds."""
 
-    lookup_key: bytes
-    records: tuple[StoredKey, ...]
+    lookup_key: bytes = field(repr=False)
+    records: tuple[StoredKey, ...] = field(repr=False)
 
 
 class KeysUnusable(Exception):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from agentreach.aio.tls import Tls
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.peer_pb2 import StoredKey
 from reach.core import key_orders, keyring
@@ -37,6 +38,14 @@ def test_a_new_key_opens_what_was_stored_of_it() -> None:
     assert (issued.info.tenant, issued.info.principal) == ("default", "alice")
     assert keyring.unix_of(issued.info.created_at) == NOW
     assert issued.signing_text == "" and only(kept).signing_secret == b""
+
+
+def test_nothing_that_holds_a_secret_shows_it_where_it_is_printed() -> None:
+    new = minted()
+    kept, issued = key_orders.create(EMPTY, info("alice", now=NOW, signs=True), new, NOW)
+    printed = repr((new, kept, issued, Tls(key=b"of the node")))
+    secrets = (new.key, issued.signing_text, repr(new.signing_secret), repr(kept.lookup_key), "of the node")
+    assert new.key_id in printed and not [each for each in secrets if each in printed]
 
 
 def test_a_key_that_signs_has_a_secret_of_its_own_for_that() -> None:
