@@ -287,7 +287,7 @@ class Engine(Steering):
         try:
             while True:
                 while call.replies:
-                    self.holders.check(who)
+                    self.holders.check(who, begun=True)
                     reply = call.replies.popleft()
                     if reply.HasField("error"):
                         raise MeshFailure(reply.error, reply.trace_id, items or None)
@@ -300,7 +300,7 @@ class Engine(Steering):
                     with self.step():
                         credit.grant(state, call, entry, items + limits.STREAM_CREDIT_INITIAL)
                 arrived.clear()
-                self.holders.check(who)
+                self.holders.check(who, begun=True)
                 with self.holders.hold(who, arrived):
                     await arrived.wait()
         finally:

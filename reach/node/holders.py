@@ -51,10 +51,10 @@ class Holders:
 
         return undo
 
-    def check(self, who: Identity) -> None:
-        """Raise `MeshFailure` UNAUTHENTICATED if its key has ended."""
+    def check(self, who: Identity, *, begun: bool = False) -> None:
+        """Raise `MeshFailure` UNAUTHENTICATED if its key has ended. `begun`: what it asked for may have run."""
         if who.key_id and who.key_id in self._ended:
-            raise MeshFailure(failure(codes.UNAUTHENTICATED, WHY))
+            raise MeshFailure(failure(codes.UNAUTHENTICATED, WHY, may_have_executed=begun))
 
     def wake(self, ended: frozenset[str]) -> None:
         """These keys have ended."""

@@ -16,6 +16,8 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from google.rpc.error_details_pb2 import ErrorInfo
+from google.rpc.status_pb2 import Status
 
 from agentreach.v1.envelope_pb2 import Envelope, Payload, Target
 from agentreach.v1.frame_pb2 import Goodbye
@@ -259,7 +261,7 @@ async def test_a_key_that_is_revoked_ends_every_stream_that_it_opened(guarded: G
             )
             await watch.read()
             call = Envelope(target=Target(agent_type="slow"), timeout_ms=60_000, payload=Payload(text="x"))
-            asked = asyncio.create_task(code_of_invoke(channel, call, key))
+            asked = asyncio.create_task(end_of_invoke(channel, call, key))
             streamed = asyncio.create_task(
                 knock(channel, f"{MESH}InvokeStream", bearer(key), call.SerializeToString(), 30)
             )
@@ -270,7 +272,7 @@ async def test_a_key_that_is_revoked_ends_every_stream_that_it_opened(guarded: G
             async with asyncio.timeout(ENDED_S):
                 goodbye: Goodbye = await link.until("goodbye", ENDED_S)
                 assert goodbye.code == Goodbye.UNAUTHENTICATED
-                assert await asked == "UNAUTHENTICATED"
+                assert await asked == ("UNAUTHENTICATED", "true"), "and its handler had begun"
                 assert (await streamed).code == "UNAUTHENTICATED"
                 with pytest.raises(grpc.aio.AioRpcError) as gone:
                     while await watch.read() is not grpc.aio.EOF:
@@ -281,14 +283,17 @@ async def test_a_key_that_is_revoked_ends_every_stream_that_it_opened(guarded: G
         assert agent.welcome.agents[0].generation
 
 
-async def code_of_invoke(channel: grpc.aio.Channel, envelope: Envelope, key: str) -> str:
-    """How a request ends that may take long."""
+async def end_of_invoke(channel: grpc.aio.Channel, envelope: Envelope, key: str) -> tuple[str, str]:
+    """How a request ends that may take long, and whether it may have run."""
     call: Any = channel.unary_unary(f"{MESH}Invoke")
     try:
         await call(envelope.SerializeToString(), metadata=bearer(key))
     except grpc.aio.AioRpcError as error:
-        return error.code().name
-    return "OK"
+        trailers = dict(error.trailing_metadata() or ())
+        info = ErrorInfo()
+        assert Status.FromString(bytes(trailers["grpc-status-details-bin"])).details[0].Unpack(info)
+        return error.code().name, info.metadata["may_have_executed"]
+    return "OK", "true"
 
 
 async def test_a_key_that_was_made_just_now_opens_at_once(guarded: Guarded, channel: grpc.aio.Channel) -> None:
