@@ -32,7 +32,8 @@ class Config:
     )
     insecure: bool = switch(
         False,
-        "Listen on an address that other machines reach without TLS or authentication: whoever reaches it may do anything.",
+        "Listen on an address that other machines reach without TLS or authentication: whoever reaches it may do "
+        "anything.",
     )
     auth: str = text(
         "none",

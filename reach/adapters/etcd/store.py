@@ -29,8 +29,8 @@ DEFAULT_PREFIX = "/agentreach/v1/"
 class EtcdStore:
     """A store on one etcd cluster. Made by `connect`, ended by `close`; belongs to one event loop.
 
-    `tls` gives the CAs by which etcd is checked and our own certificate, if etcd asks for one; it is asked again whenever
-    an endpoint has failed, so that renewed certificates are used. None: in the clear.
+    `tls` gives the CAs by which etcd is checked and our own certificate, if etcd asks for one; it is asked again
+    whenever an endpoint has failed, so that renewed certificates are used. None: in the clear.
     """
 
     def __init__(
