@@ -16,8 +16,10 @@ from agent_sdk import Agent
 from agentreach.v1 import admin_pb2 as admin
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope, Target
+from reach.adapters.key_file import KeyFile
 from reach.core import keyring
 from reach.core.access import Rights
+from reach.core.keyring import Kept, KeysUnusable
 from reach.core.lineage import LineageKeys
 from reach.core.ports import ANYBODY, Identity, MeshFailure
 from reach.core.rules import Rules
@@ -179,6 +181,35 @@ async def test_a_key_that_cannot_be_is_refused_by_the_node_too(file: KeysFile, k
     file.add("ops", admin=True)
     node, _ = await desk(file)
     assert await refused(node.create_key(admin.CreateKeyRequest(key=key), OWNER)) == codes.INVALID_ENVELOPE
+
+
+async def test_a_file_that_could_not_be_read_once_is_read_again_though_nobody_changes_it(
+    file: KeysFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a key that was revoked at that moment would go on."""
+    key = file.add("alice")
+    file.add("bob")
+    keys = await opened(file)
+    ended, failed = asyncio.Event(), asyncio.Event()
+    keys.on_change(lambda ends: ended.set())
+    assert await keys.verified(key) is not None
+    read = KeyFile.read
+
+    def once(self: KeyFile) -> Kept:
+        monkeypatch.setattr(KeyFile, "read", read)
+        failed.set()
+        raise KeysUnusable("out of memory")
+
+    file.revoke(key)
+    monkeypatch.setattr(KeyFile, "read", once)
+    following = asyncio.create_task(keys.run())
+    try:
+        async with asyncio.timeout(5.0):
+            await ended.wait()
+        assert failed.is_set() and keys.known(key) is None
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
 
 
 async def test_where_the_keys_are_kept_is_no_business_of_who_asks(file: KeysFile) -> None:

@@ -162,6 +162,17 @@ async def test_what_many_change_at_once_is_all_there(opener: Opener) -> None:
     assert all(each.revoked for each in (await StoreDesk(opener()).list()).keys)
 
 
+async def test_a_revocation_is_not_undone_by_what_others_change_at_the_same_time(opener: Opener) -> None:
+    first, second = StoreDesk(opener()), StoreDesk(opener())
+    keys = [(await make(first))[0] for _ in range(8)]
+    for number, key_id in enumerate(keys):
+        changes = [second.rotate(RotateKeyRequest(key_id=key_id, overlap_s=3600)), first.revoke(key_id)]
+        done = await asyncio.gather(*changes[:: 1 if number % 2 else -1], return_exceptions=True)
+        assert all(not isinstance(each, BaseException) or isinstance(each, KeyRefused) for each in done)
+    revoked = {each.key_id for each in (await first.list()).keys if each.revoked}
+    assert revoked == set(keys)
+
+
 async def test_what_is_not_there_is_refused_and_changes_nothing(opener: Opener) -> None:
     desk = StoreDesk(opener())
     await make(desk)
