@@ -16,6 +16,7 @@ from agentreach.v1 import admin_pb2, registry_pb2
 from agentreach.v1.envelope_pb2 import EVENT, Envelope
 from agentreach.v1.mesh_pb2 import PublishReply
 from reach.adapters.grpc_server import GrpcServer, PortTaken
+from reach.core.effects import AuditLine
 from tests.support.switchboard import RuleSwitchboard
 
 MESH = "/agentreach.v1.MeshService/"
@@ -246,3 +247,26 @@ async def test_a_hundred_thousand_headers_are_refused_and_the_server_goes_on(ser
         await served.channel.unary_unary(MESH + "Invoke")(asking("a"), metadata=headers, timeout=LIMIT_S)
     assert caught.value.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
     assert await served.unary(MESH + "Invoke", asking("a"))
+
+
+async def test_an_operators_call_that_its_client_gave_up_is_told_as_cancelled(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, over = asyncio.Event(), asyncio.Event()
+
+    async def for_ever(request: admin_pb2.DrainAgentRequest, *_: object) -> admin_pb2.DrainAgentReply:
+        begun.set()
+        try:
+            return await asyncio.get_running_loop().create_future()
+        finally:
+            over.set()
+
+    lines: asyncio.Queue[AuditLine] = asyncio.Queue()
+    monkeypatch.setattr(served.node, "everywhere", for_ever)
+    monkeypatch.setattr(served.node, "audit", lines.put_nowait)
+    call = served.channel.unary_unary("/agentreach.v1.AdminService/DrainAgent")(b"")
+    async with asyncio.timeout(LIMIT_S):
+        await begun.wait()
+        call.cancel()
+        line = await lines.get()
+    assert over.is_set() and (line.action, line.outcome) == ("admin.DrainAgent", "CANCELLED")
