@@ -302,6 +302,13 @@ class TestAnotherPrincipalsBusiness:
         assert self.b.requests[-1].payload.text == "a new one"
         self.b.answer(self.b.requests[-1])
 
+    def test_an_agent_is_its_processes_whatever_its_record_says(self):
+        claimed = record("m/2", principal="svc", tenant="elsewhere")
+        process = self.core.process("m-2", claimed, who=known(self.core, "mallory"))
+        agent = self.core.attachment("m/2").agent
+        assert (agent.tenant, agent.principal) == ("default", "mallory")
+        process.leave()
+
     def test_an_agent_id_is_its_holders_also_while_its_link_is_cut(self):
         incarnation = self.b.incarnation
         self.b.cut()
@@ -519,6 +526,11 @@ class TestDeadLetters:
         core.pump()
         assert isinstance(refused, codes.Error) and refused.code == codes.PERMISSION_DENIED
         assert not second.requests
+        known(core, "alice")
+        core.state.draining = True
+        with core.step() as state:
+            refused = redriving.redrive(state, admin, RedriveDeadLetterRequest(message_id=sent))
+        assert isinstance(refused, codes.Error) and refused.code == codes.SHUTTING_DOWN, "it is no call of a handler"
 
 
 class TestRevocation:

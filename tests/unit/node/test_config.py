@@ -115,6 +115,31 @@ def test_an_address_that_others_reach_must_be_said_aloud(address: str, name: str
     assert getattr(load(environment={}, flags={name: address, "insecure": True}), name) == address
 
 
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ({"listen": "0.0.0.0:7070", "auth": "keys", "keys_file": "k.json"}, "without tls_cert:"),
+        ({"http": "0.0.0.0:7071", "auth": "keys", "keys_file": "k.json"}, "without tls_cert:"),
+        ({"listen": "0.0.0.0:7070", "tls_cert": "c.pem", "tls_key": "k.pem"}, "without auth:"),
+        ({"auth": "keys"}, "say where the keys are"),
+        ({"auth": "keys", "keys_file": "k.json", "keys": "etcd", "registry": "etcd://127.0.0.1:1"}, "say where"),
+        ({"auth": "keys", "keys": "etcd"}, "there is no etcd"),
+        ({"keys_file": "k.json"}, "looks at none"),
+        ({"keys": "etcd", "registry": "etcd://127.0.0.1:1"}, "looks at none"),
+        ({"auth": "mtls"}, "tls_ca are needed"),
+        ({"auth": "mtls", "tls_cert": "c.pem", "tls_key": "k.pem"}, "tls_ca are needed"),
+        ({"tls_cert": "c.pem"}, "go together"),
+        ({"tls_ca": "ca.pem"}, "there is no TLS"),
+    ],
+)
+def test_what_was_meant_to_close_a_node_and_does_not_is_refused(flags: dict[str, object], told: str) -> None:
+    assert told in refused(flags=flags)
+
+
+def test_principals_that_nobody_looks_at_are_refused(tmp_path: Path) -> None:
+    assert "looks at no certificate" in refused(file=written(tmp_path, '[principals."a.example"]\nadmin = true'))
+
+
 @pytest.mark.parametrize("address", ["", "7070", "localhost", "a:b", "::1:7070", "h:70000", ":7070", "h:-1", "h:٣"])
 def test_addresses_that_are_none_are_refused(address: str) -> None:
     assert "listen" in refused(flags={"listen": address})

@@ -28,6 +28,7 @@ SHAPES = {
     "github's fine-grained": (st.just("github_pat_"), body(ALNUM + "_", 22)),
     "slack": (st.sampled_from(["xoxb-", "xoxp-", "xoxa-"]), body(ALNUM + "-", 10)),
     "openai and anthropic": (st.sampled_from(["sk-", "sk-proj-", "sk-ant-api03-"]), body(B64, 20)),
+    "stripe": (st.sampled_from(["sk_live_", "sk_test_"]), body(ALNUM, 20)),
     "google": (st.just("AIza"), body(B64, 35, 35)),
 }
 
