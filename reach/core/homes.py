@@ -20,7 +20,7 @@ from agentreach.v1.error_pb2 import Error
 from agentreach.v1.frame_pb2 import Handover, Signal
 from agentreach.wire.errors import failure
 from agentreach.wire.names import shown
-from reach.core import deadlines, lanes, loops, moves, owners, settle
+from reach.core import deadlines, lanes, loops, moves, owners, settle, visiting, waiters
 from reach.core.agents import UNREACHABLE
 from reach.core.effects import ReadPin, RefreshPin
 from reach.core.requests import Attachment, Request
@@ -55,10 +55,23 @@ def advance(state: State, lane: Lane, owner: Attachment) -> bool:
 
 
 def bounce(state: State, lane: Lane, request: Request) -> None:
-    """A message of another node's caller was for a former owner: its entry shall read the pin, and send it anew."""
-    request.lane = None
+    """A message of another node's caller was for a former owner: its entry shall read the pin, and send it anew.
+
+    Copies of callers of this node may have joined it: for them it goes on from here. The two meet where it goes.
+    """
     text = f"session {shown(lane.key[3])} is not at node {state.rules.node_id} as its entry believes"
-    settle.fail(state, request, failure(codes.FENCED, text))
+    error = failure(codes.FENCED, text)
+    visitors = [waiter for waiter in request.waiters if isinstance(waiter.port, visiting.NodePort)]
+    if len(visitors) == len(request.waiters):
+        request.lane = None
+        settle.fail(state, request, error)
+        return
+    request.verdict = visiting.REFUSED
+    for waiter in visitors:
+        waiters.withdraw(state, request, waiter, error)
+    request.verdict, request.visitor = 0, None
+    request.retriable, request.node_made_id = True, False
+    lanes.put_back(state, lane, request)
 
 
 def refused(state: State, request: Request, why: Error) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.frame_pb2 import Holding, MessageKey
-from reach.core import once
+from reach.core import homes, lanes, once
 from tests.support.core import Process
 from tests.support.cores import Cores, NodeCore
 
@@ -446,4 +446,27 @@ def test_a_home_keeps_what_became_of_a_message_whose_entry_was_lost_before_it_en
         error = caller.error_of(name)
         assert error.code == codes.AGENT_LOST and error.may_have_executed
     cores.advance(30.0)
+    cores.assert_settled()
+
+
+def test_a_session_that_is_not_here_any_more_ends_no_wait_of_a_caller_who_joined_here() -> None:
+    """A visitor's message is refused to its entry; the copy of a caller who came here was told FENCED as well."""
+    cores = Cores(2)
+    entry, home = cores.nodes
+    home.pins = entry.pins  # one store
+    agent = home.agent("echo/1")
+    far, near = entry.caller("far"), home.caller("near")
+    first, second = (far.request(each, session_id="s", timeout_ms=20_000, fresh=False) for each in ("one", "two"))
+    near.request("two", message_id=second, session_id="s", timeout_ms=20_000, fresh=False)
+    assert agent.has(first) and not agent.has(second)
+    with home.step() as state:
+        lane = state.lanes["default", "production", "echo", "s"]
+        homes.bounce(state, lane, lanes.take_head(state, lane))  # as when its pin names another by now
+    cores.pump()
+    agent.answer(first)
+    cores.advance(5.0)
+    assert runs(agent) == 2
+    agent.answer(second, "once")
+    cores.advance(1.0)
+    assert near.text_of(second) == far.text_of(second) == "once"
     cores.assert_settled()
