@@ -273,6 +273,14 @@ class TestAnotherPrincipalsBusiness:
         self.alice.cancel(self.sent)
         assert self.b.cancels
 
+    def test_of_two_that_wait_for_one_message_a_cancel_ends_the_wait_of_whom_it_is_of(self):
+        other = self.core.caller("alice-2", known(self.core, "alice"))
+        other.request(agent_type="b", message_id=self.sent, fresh=False)
+        other.cancel(self.sent)
+        assert code_of(other, self.sent) == "CANCELLED" and not self.b.cancels
+        self.b.answer(self.sent)
+        assert code_of(self.alice, self.sent) == "OK"
+
     def test_progress_and_credit_are_for_whose_they_are(self):
         request = self.b.got(self.sent)
         self.mallory.signal(Signal(progress=frames.Progress(message_id=self.sent, entry=request.entry, started=True)))

@@ -65,6 +65,15 @@ def test_each_candidate_has_the_first_stage_that_removed_it_and_why():
     }
 
 
+def test_whom_its_sender_may_not_call_is_removed_by_rights():
+    directory = Directory()
+    directory.add(agent("a/1"))
+    directory.add(agent("a/2"))
+    explanation = told(directory, Target(agent_type="a", among=["a/1 b", "a"]))
+    assert explanation.chosen == "a/1"
+    assert removed(explanation)["a/2"] == ("selector", "rights: is none of a/1 b; a")
+
+
 def test_a_pinned_session_has_its_owner_whatever_the_owners_state():
     directory = Directory()
     directory.add(agent("a/owner", status=DRAINING))
