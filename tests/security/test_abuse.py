@@ -24,6 +24,7 @@ from agentreach.aio import options
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope, Payload
 from agentreach.v1.frame_pb2 import Frame, Hello, Signal
+from agentreach.v1.registry_pb2 import HEALTHY, AgentRecord, GetAgentRequest
 from agentreach.wire.framing import ENVELOPES, varint
 from reach.adapters.grpc_server import GrpcServer
 from reach.adapters.http_server import HttpServer
@@ -69,6 +70,11 @@ async def unharmed(node: NodeProcess) -> AsyncIterator[RawLink]:
         assert (await asyncio.to_thread(node.get, "/healthz"))[0] == 200
         assert link.reader is not None and not link.reader.done(), "the bystander's link was ended"
         assert node.rss_bytes() - before < GROWTH_BYTES_MAX, "the node has grown"
+
+
+async def is_healthy(node: NodeProcess, agent_id: str) -> bool:
+    asked = GetAgentRequest(agent_id=agent_id).SerializeToString()
+    return AgentRecord.FromString(await call(node.grpc, "RegistryService/GetAgent", asked)).status == HEALTHY
 
 
 async def refused(address: str, method: str, data: bytes = b"", **how: object) -> tuple[grpc.StatusCode, str]:
@@ -258,6 +264,7 @@ async def test_a_message_nested_too_deep_fails_alone_on_a_shared_link(node: Node
 
 async def test_an_answer_nested_too_deep_fails_its_request_and_the_agent_stays(node: NodeProcess) -> None:
     async with unharmed(node), raw_link(node.grpc, agents=["diver/1"], taker=lambda _: None) as agent:
+        await eventually(lambda: is_healthy(node, "diver/1"), "its probe was answered")
         asking = asyncio.create_task(refused(node.grpc, INVOKE, request(target=to("diver")).SerializeToString()))
         asked = await agent.envelope()
         await agent.write(frame_of(agent, deep(response(asked), 200)))

@@ -91,7 +91,7 @@ async def test_an_error_in_the_midst_says_after_how_many_items(node: FakeNode, m
 async def test_a_stream_that_comes_to_nothing_says_after_how_many_items(node: FakeNode, mesh: ConnectedMesh) -> None:
     """Also where the node says nothing: it is away, or deaf."""
     producer = Producer(node)
-    async with producer.agent, mesh.stream(3, capabilities=["stick"], timeout=0.2) as items:
+    async with producer.agent, mesh.stream(3, capabilities=["stick"], timeout=1.0) as items:
         got = []
         with pytest.raises(Timeout) as caught:
             async for item in items:
