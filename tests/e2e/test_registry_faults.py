@@ -352,8 +352,7 @@ class TestLeading:
                 return sum(look.asked > resumed for look in watchers.looks[former.node_id]) > 3
 
             await eventually(former_answers, "the former leader answers again")
-            assert not any(look.leads for look in watchers.looks[former.node_id] if look.asked > resumed)
-            reigns = watchers.reigns()
+            reigns = watchers.reigns()  # on a busy machine it may have been elected again by now: that is a new one
             overlaps = [(one, other) for one, other in itertools.pairwise(reigns) if other[0] < one[1]]
             assert overlaps == []
 
