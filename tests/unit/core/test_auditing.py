@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from reach.core.auditing import LINES_PER_S, SUMMARY_S, Bounded
 
 DENIED = ("gate.refused", "UNAUTHENTICATED")
@@ -14,6 +16,14 @@ def test_what_a_stranger_causes_is_written_up_to_a_bound_and_counted_beyond() ->
     assert bounded.due_at == 100.0 + LINES_PER_S / 1000 + SUMMARY_S
     assert bounded.sums() == [(*DENIED, 500 - LINES_PER_S)]
     assert bounded.due_at is None and bounded.sums() == []
+
+
+@pytest.mark.parametrize(
+    "action", ["gate.refused", "message.denied", "message.restamped", "agent.denied", "topic.denied"]
+)
+def test_whatever_needs_no_right_is_bounded(action: str) -> None:
+    bounded = Bounded()
+    assert sum(bounded.admits(action, "PERMISSION_DENIED", now=1.0) for _ in range(500)) == LINES_PER_S
 
 
 def test_in_the_next_second_lines_are_written_again_and_the_sum_goes_on() -> None:
