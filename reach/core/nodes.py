@@ -116,6 +116,16 @@ def hello_for(state: State, node: NodePeer) -> pb.NodeHello:
     )
 
 
+def unlike(state: State, node: NodePeer) -> str:
+    """Why this node may not be linked with that one, by what that one's record says; empty if it may."""
+    if state.rules.auth != "none" and node.record.auth in ("", "none"):
+        return (
+            f"node {node.node_id} lets in anybody (auth = none) and node {state.rules.node_id} does not: whoever reaches "
+            f"that one would reach all; give it auth = {state.rules.auth} too"
+        )
+    return ""
+
+
 def refusal(state: State, message: pb.NodeHello) -> str:
     """Why a node's hello cannot be taken; empty if it can.
 
@@ -136,6 +146,9 @@ def refusal(state: State, message: pb.NodeHello) -> str:
     known = state.nodes.get(message.node_id)
     if known is None and len(state.nodes) >= NODES_MAX:
         return f"node {own} knows {len(state.nodes)} other nodes, as many as it may"
+    why = unlike(state, known) if known is not None and known.address else ""
+    if why:
+        return why
     registered = known is not None and known.address and known.record.incarnation == message.incarnation
     linked_before = known is not None and known.incarnation == message.incarnation  # and has lost its registry since
     if not registered and not linked_before and lookups.age_s(state) <= lookups.OLD_S:

@@ -35,6 +35,7 @@ def revoked(state: State, key_ids: frozenset[str]) -> None:
             links.cut(state, peer)
             state.effects.append(CutStream(peer))
         else:
+            waiters.shut_out(state, peer, list(peer.requests.values()), WHY)
             links.farewell(state, peer, Goodbye.UNAUTHENTICATED, WHY)
     if not all(map(is_certificate, key_ids)):
         _end_detached(state)

@@ -13,6 +13,7 @@ class Rules:
     """Durations in seconds, sizes in bytes."""
 
     node_id: str = "node"
+    auth: str = "none"
     payload_bytes_max: int = limits.PAYLOAD_BYTES_MAX
     lease_ttl_s: float = 30.0
     heartbeat_interval_s: float = 10.0

@@ -93,7 +93,30 @@ def keep_for_who_comes_back(state: State, request: Request, waiter: Waiter, unti
         unclaimed(state, request)
 
 
-def unclaimed(state: State, request: Request) -> None:
+def shut_out(state: State, port: Port, requests: list[Request], why: str) -> None:
+    """What a caller may wait for no longer: it is told UNAUTHENTICATED, whatever comes of its requests.
+
+    What its agents have got they are told to end, and it is kept as lost: nobody has it run a second time.
+    """
+    for request in requests:
+        waiter = next((each for each in request.waiters if each.port is port), None)
+        if waiter is None:
+            continue
+        sent = request.stage is Stage.DELIVERED and request.item is not None and request.item.seq > 0
+        error = failure(codes.UNAUTHENTICATED, why, may_have_executed=sent or request.ran)
+        if len(request.waiters) > 1:
+            withdraw(state, request, waiter, error)
+            continue
+        port.deliver(settle.error_reply(error, request.message_id, request.trace_id).SerializeToString(), 1)
+        forget(port, request)
+        waiter.port = NOBODY
+        if sent:
+            unclaimed(state, request, "its caller's key ended")
+        else:
+            settle.fail(state, request, error)
+
+
+def unclaimed(state: State, request: Request, why: str = "its caller's node was lost") -> None:
     """Its caller has not come back. What an agent has got is not run a second time: the outcome is kept."""
     agent_id = request.agent.agent_id if request.agent is not None else ""
     settle.give_up(
@@ -101,7 +124,7 @@ def unclaimed(state: State, request: Request) -> None:
         request,
         failure(
             codes.AGENT_LOST,
-            f"its caller's node was lost; {agent_id} was told to end it and may have executed",
+            f"{why}; {agent_id} was told to end it and may have executed",
             retryable=request.idempotent,
             may_have_executed=True,
             agent_id=agent_id,

@@ -239,6 +239,7 @@ def _node_record(config: Config) -> NodeRecord:
         version=VERSION,
         started_at=_stamp(time.time()),
         incarnation=os.urandom(16),
+        auth=config.auth,
     )
 
 

@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 from agentreach.v1 import admin_pb2 as admin
 from agentreach.v1 import error_pb2 as codes
 from agentreach.wire.errors import failure
+from reach.core import nodes
 from reach.core.ports import ANYBODY, Identity, MeshFailure, NoAnswer
 from reach.core.state import State
 from reach.node import merged
@@ -69,7 +70,11 @@ class Everywhere:
 
         Raises `MeshFailure`: this node's, unless another one has what is meant.
         """
-        others = {node.node_id: node.address for node in self._state.nodes.values() if node.address}
+        others = {
+            node.node_id: node.address
+            for node in self._state.nodes.values()
+            if node.address and not nodes.unlike(self._state, node)
+        }
         await self._peers.keep_only(others.values())
         if method == "DrainNode":
             return await self._of_node(method, request, own, others, who)

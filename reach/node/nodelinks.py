@@ -333,6 +333,9 @@ class NodeLinks:
         self.changed()  # it may have come back meanwhile, as another
 
     async def _once(self, node: NodePeer) -> str:
+        why = nodes.unlike(self._engine.state, node)
+        if why:
+            return why
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
                 stream = await self._transport.open(node.address, self._engine.introduce(node.address, None))

@@ -10,8 +10,8 @@ from structlog.testing import capture_logs
 
 from agentreach.aio.transport import Refused
 from agentreach.v1.admin_pb2 import NodeRecord
-from agentreach.v1.frame_pb2 import Frame, Signal, Welcome
-from reach.core import remote
+from agentreach.v1.frame_pb2 import Frame, NodeHello, Signal, Welcome
+from reach.core import nodes, remote
 from reach.core.nodes import NodePeer
 from reach.node.app import make_engine
 from reach.node.config import load
@@ -70,16 +70,16 @@ class PlayedTransport:
 class Dialling:
     """Node 1, which dials node 2."""
 
-    def __init__(self) -> None:
-        self.engine: Engine = make_engine(load(environment={}, flags={"node_id": "node-1"}), 0.0)
+    def __init__(self, **flags: str) -> None:
+        self.engine: Engine = make_engine(load(environment={}, flags={"node_id": "node-1", **flags}), 0.0)
         self.transport = PlayedTransport()
         self.engine.node_links = self.links = NodeLinks(self.engine, self.transport)
         self.see()
 
-    def see(self) -> NodePeer:
+    def see(self, auth: str = "none") -> NodePeer:
         """Node 2 stands in the registry."""
         with self.engine.step() as state:
-            remote.node_seen(state, NodeRecord(node_id="node-2", address="node-2:1"))
+            remote.node_seen(state, NodeRecord(node_id="node-2", address="node-2:1", auth=auth))
         self.links.changed()
         return self.engine.state.nodes["node-2"]
 
@@ -140,3 +140,36 @@ async def test_whoever_answers_at_a_nodes_address_and_is_another_is_not_taken_fo
     await dialling.transport.dial()
     node = dialling.engine.state.nodes["node-2"]
     assert not node.connected and "node-7 answered at the address of node-2" in node.why_down
+
+
+async def test_a_node_that_lets_in_anybody_is_not_dialled_by_one_that_does_not() -> None:
+    """Else whoever reaches the open one reaches all."""
+    played = Dialling(auth="keys", keys_file="unread")
+    links = asyncio.create_task(played.links.run())
+    node = played.engine.state.nodes["node-2"]
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            while "node-2 lets in anybody (auth = none) and node node-1 does not" not in node.why_down:
+                await asyncio.sleep(0)
+        assert played.transport.dials.empty()
+        played.see(auth="keys")
+        await played.transport.dial()
+    finally:
+        links.cancel()
+        await asyncio.wait([links])
+        await played.engine.close()
+
+
+async def test_nor_is_its_hello_taken() -> None:
+    played = Dialling(auth="keys", keys_file="unread")
+    try:
+        with played.engine.step() as state:
+            remote.node_seen(state, NodeRecord(node_id="node-0", address="node-0:1", incarnation=b"i" * 16))
+            hello = NodeHello(node_id="node-0", incarnation=b"i" * 16, to_node_id="node-1", protocol_version=1)
+            assert "lets in anybody" in nodes.refusal(state, hello)
+            remote.node_seen(
+                state, NodeRecord(node_id="node-0", address="node-0:1", incarnation=b"i" * 16, auth="mtls")
+            )
+            assert nodes.refusal(state, hello) == ""
+    finally:
+        await played.engine.close()

@@ -547,10 +547,19 @@ class TestRevocation:
         gone = core.caller("alice", known(core, "alice", key="k1"))
         stays = core.caller("alice-2", known(core, "alice", key="k2"))
         b = core.agent("b/1", known(core, "svc", key="k3"))
+        core.agent("full/1", known(core, "svc", key="k4"), max_concurrency=1)
         theirs, others = gone.request(agent_type="b"), stays.request(agent_type="b")
+        stays.request(agent_type="full")
+        waiting = gone.request(agent_type="full")
         with core.step() as state:
             revoking.revoked(state, frozenset({"k1"}))
         core.pump()
+        told = {each: gone.error_of(each) for each in (theirs, waiting)}
+        assert {each.code for each in told.values()} == {codes.UNAUTHENTICATED}
+        assert told[theirs].may_have_executed and not told[waiting].may_have_executed
+        again = core.caller("alice-3", known(core, "alice", key="k5"))
+        again.request(agent_type="b", message_id=theirs, fresh=False)
+        assert again.error_of(theirs).code == codes.AGENT_LOST, "it may have run, and is not run again"
         assert gone.goodbye is not None and gone.goodbye.code == frames.Goodbye.UNAUTHENTICATED
         assert [each.correlation_id for each in b.cancels] == [theirs]
         assert stays.goodbye is None

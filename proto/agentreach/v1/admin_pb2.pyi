@@ -32,12 +32,15 @@ class NodeRecord(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     STARTED_AT_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    AUTH_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     address: _builtins.str
     http_address: _builtins.str
     zone: _builtins.str
     version: _builtins.str
     incarnation: _builtins.bytes
+    auth: _builtins.str
+    """who gets in there: none, keys, mtls"""
     @_builtins.property
     def started_at(self) -> _timestamp_pb2.Timestamp: ...
     def __init__(
@@ -50,10 +53,11 @@ class NodeRecord(_message.Message):
         version: _builtins.str = ...,
         started_at: _timestamp_pb2.Timestamp | None = ...,
         incarnation: _builtins.bytes = ...,
+        auth: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["started_at", b"started_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "http_address", b"http_address", "incarnation", b"incarnation", "node_id", b"node_id", "started_at", b"started_at", "version", b"version", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "auth", b"auth", "http_address", b"http_address", "incarnation", b"incarnation", "node_id", b"node_id", "started_at", b"started_at", "version", b"version", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
