@@ -120,8 +120,8 @@ def unlike(state: State, node: NodePeer) -> str:
     """Why this node may not be linked with that one, by what that one's record says; empty if it may."""
     if state.rules.auth != "none" and node.record.auth in ("", "none"):
         return (
-            f"node {node.node_id} lets in anybody (auth = none) and node {state.rules.node_id} does not: whoever reaches "
-            f"that one would reach all; give it auth = {state.rules.auth} too"
+            f"node {node.node_id} lets in anybody (auth = none) and node {state.rules.node_id} does not: whoever "
+            f"reaches that one would reach all; give it auth = {state.rules.auth} too"
         )
     return ""
 

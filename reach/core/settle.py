@@ -88,9 +88,9 @@ def answer(state: State, request: Request, reply: bytes, outcome: str, error: Er
     """
     now = state.now
     item: Item | None = None
-    if request.visitor is not None and request.verdict != visiting.REFUSED:
-        if request.verdict == visiting.LOST or not request.visitor.node.connected:
-            request.node_made_id = False  # its entry may be lost, and its caller asks again by another node
+    kept_by_entry = request.visitor is None or (request.verdict != visiting.LOST and request.visitor.node.connected)
+    if not kept_by_entry and request.verdict != visiting.REFUSED:
+        request.node_made_id = False  # its entry may be lost, and its caller asks again by another node
     if request.session_event and request.lane is not None and outcome != "CANCELLED":
         request.lane.event = 0  # somebody was told
     for waiter in request.waiters:

@@ -28,7 +28,6 @@ MOVE_KINDS = ("moved", "handed on", "lost", "kept", "parked", "dropped")
 CALLBACK_KINDS = ("accepted", "published", "unheard")
 AUDIT_KINDS = ("written", "summed up", "lost")
 DEAD_LETTER_KINDS = ("kept", "dropped", "expired", "redriven")
-
 QUOTA_KINDS = (
     "links_max",
     "agents_max",
@@ -40,6 +39,7 @@ QUOTA_KINDS = (
     "silent_streams_max",
 )
 """The limits of principals and tenants, as `quotas` names them."""
+
 TYPES_MAX = 1_000  # of agent types with numbers of their own; each may cost some 80 series
 
 _PLACES = len(BUCKETS_S) + 1
