@@ -17,6 +17,7 @@ from agentreach.v1 import admin_pb2 as admin
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope, Target
 from reach.adapters.key_file import KeyFile
+from reach.adapters.memory_store import MemoryStore
 from reach.core import keyring
 from reach.core.access import Rights
 from reach.core.keyring import Kept, KeysUnusable
@@ -24,10 +25,12 @@ from reach.core.lineage import LineageKeys
 from reach.core.ports import ANYBODY, Identity, MeshFailure
 from reach.core.rules import Rules
 from reach.core.state import State
+from reach.core.store import Delete, Put
 from reach.node import keys as node_keys
-from reach.node.key_desk import NodeDesk
+from reach.node.key_desk import NodeDesk, StoreDesk
 from reach.node.key_stores import FileOfKeys
 from reach.node.keys import ApiKeys
+from reach.node.registry_keys import KEYS, RegistryOfKeys
 from tests.support.agents import eventually
 from tests.support.api_keys import KeysFile, info, key_id
 from tests.support.node import config, running
@@ -210,6 +213,17 @@ async def test_a_file_that_could_not_be_read_once_is_read_again_though_nobody_ch
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
+
+
+async def test_a_record_that_stands_in_the_registry_under_another_keys_name_is_left_out() -> None:
+    """Two records of one id would take turns."""
+    store = MemoryStore()
+    place = RegistryOfKeys(store)
+    made = await StoreDesk(place).create(admin.CreateKeyRequest(key=info("alice")))
+    (record,) = (await place.read()).records
+    await store.txn((), [Put(f"{KEYS}00000000", record.SerializeToString()), Delete(KEYS + made.key.key_id)])
+    assert (await place.read()).records == ()
+    await store.close()
 
 
 async def test_where_the_keys_are_kept_is_no_business_of_who_asks(file: KeysFile) -> None:

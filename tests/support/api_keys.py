@@ -21,9 +21,9 @@ from reach.core.keyring import Kept
 EVERYTHING: dict[str, Any] = {name: ["*"] for name in ("may_register", "may_call", "may_publish", "may_subscribe")}
 
 
-def minted() -> Minted:
+def minted(key_id: str = "") -> Minted:
     """A key that nobody has yet."""
-    return key_orders.minted(os.urandom(4), os.urandom(32), os.urandom(16), os.urandom(32))
+    return key_orders.minted(bytes.fromhex(key_id) or os.urandom(4), os.urandom(32), os.urandom(16), os.urandom(32))
 
 
 def info(principal: str, *, expires_in_s: float | None = None, now: float | None = None, **rights: Any) -> KeyInfo:

@@ -191,3 +191,18 @@ def test_when_keys_were_used_stands_beside_and_the_later_time_counts(keys: KeysF
 def test_what_cannot_be_read_of_that_counts_as_never_used(keys: KeysFile, content: str) -> None:
     keys.path.with_name("keys.json.used").write_text(content)
     assert keys.file.used() == {}
+
+
+@pytest.mark.parametrize(("owner", "mode", "fault"), [
+    (1000, 0o600, ""), (0, 0o640, ""), (0, 0o644, "others may"), (1000, 0o640, "others may"), (1001, 0o600, "another"),
+])  # fmt: skip
+def test_it_is_its_readers_own_or_roots(
+    owner: int, mode: int, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    seen = os.stat_result((stat.S_IFREG | mode, 0, 0, 1, owner, 0, 0, 0, 0, 0))
+    if not fault:
+        KeyFile(tmp_path / "keys.json")._check_access(seen)
+        return
+    with pytest.raises(KeysUnusable, match=fault):
+        KeyFile(tmp_path / "keys.json")._check_access(seen)

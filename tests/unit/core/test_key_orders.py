@@ -81,6 +81,15 @@ def test_what_a_caller_says_about_id_times_and_state_counts_for_nothing() -> Non
     assert not keyring.ended(only(kept), NOW)
 
 
+def test_a_key_takes_no_other_ones_place_by_its_id() -> None:
+    kept, issued = create()
+    again = minted(key_id=issued.info.key_id)
+    with pytest.raises(KeyRefused, match="the same id"):
+        key_orders.create(kept, info("mallory"), again, NOW)
+    with pytest.raises(KeyRefused, match="the same id"):
+        key_orders.rotate(kept, issued.info.key_id, 0, again, NOW)
+
+
 def test_an_admin_makes_keys_of_its_own_tenant_and_those_who_run_the_mesh_of_any() -> None:
     _, issued = create(by=TENANTS)
     assert issued.info.tenant == "acme"
