@@ -30,6 +30,7 @@ _WATCH_S = 12.0
 _SETTLE_S = 60.0
 
 CROWD_AGENTS = 2_000
+CROWD_KILLS = 3
 _CROWD_HOLDERS = 4
 """Processes that hold them. They stand for processes of other machines: they take what the nodes and the pair leave."""
 _CROWD_S = 15.0
@@ -117,7 +118,20 @@ def reachable(requests: Sequence[Sequence[Any]], since: float) -> float:
 
 
 async def crowd(plan: Scale, tree: Path | None) -> dict[str, Any]:
-    """Of three nodes full of agents one is killed: when all are attached again, and what a pair at the others feels."""
+    """Of three nodes full of agents one is killed: when all are attached again, and what a pair at the others feels.
+
+    Up to three times, for one pause of the machine is a p99: the slowest return, and the middle one of what was felt.
+    """
+    found = [await _crowd_once(plan, tree) for _ in range(min(plan.rounds, CROWD_KILLS) if plan.fresh else 1)]
+    felt = sorted(found, key=lambda one: float(one["ratio"]))
+    return felt[len(felt) // 2] | {
+        "back_s": max(one["back_s"] for one in found),
+        "failed": sum(one["failed"] for one in found),
+        "ratios": [one["ratio"] for one in felt],
+    }
+
+
+async def _crowd_once(plan: Scale, tree: Path | None) -> dict[str, Any]:
     files = raise_file_limit()
     count = min(CROWD_AGENTS if plan.fresh else CROWD_AGENTS // 10, files - 200)
     async with cluster.running(3, tree) as mesh:

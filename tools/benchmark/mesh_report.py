@@ -133,6 +133,7 @@ def _say_etcd(found: Found, of: str) -> Iterator[str]:
 def _say_crowd(found: Found, of: str) -> Iterator[str]:
     yield (
         f"{of}: {found['lost']:,} of {found['agents']:,} agents back after {found['back_s']:.2f} s; "
-        f"p99 of a pair at the other nodes {found['before_ms']:.1f} ms before, {found['during_ms']:.1f} ms meanwhile"
+        f"p99 of a pair at the other nodes {found['before_ms']:.1f} ms before, {found['during_ms']:.1f} ms meanwhile, "
+        f"ratios {', '.join(f'{ratio:.2f}' for ratio in found['ratios'])}"
         + (f" (others used {found['foreign_cpu']:.0%} of the machine)" if found["foreign_cpu"] is not None else "")
     )
