@@ -122,6 +122,8 @@ def test_bytes_beyond_the_limit_refuse_new_work_and_let_answers_through() -> Non
     assert agent.has(first)
     late = caller.request("small")
     wait_ms = refused(caller.error_of(late), "principal_bytes_per_s", "principal bob")
+    caller.request("x" * 30_000, message_id=first, fresh=False, timeout_ms=60_000)
+    assert not caller.replies_to(first), "what it sends again waits on: it has had its bytes"
     assert 2_000 < wait_ms < 2_300 and refusals(core, "bytes_per_s") == 1
     assert agent.has(other.request("x" * 5_000))
     agent.answer(first, "y" * 20_000)

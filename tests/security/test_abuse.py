@@ -176,13 +176,23 @@ async def test_a_connection_may_hold_a_bounded_number_of_streams(node: NodeProce
     assert settings[MAX_CONCURRENT_STREAMS] == options.STREAMS_MAX
 
 
-async def test_a_connection_that_says_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    shorter = dict(options.SERVER_OPTIONS) | {"grpc.server_handshake_timeout_ms": 200}
+@pytest.mark.parametrize(
+    ("option", "limit_ms", "said"),
+    [
+        ("grpc.server_handshake_timeout_ms", options.HANDSHAKE_MS, b""),
+        ("grpc.max_connection_idle_ms", options.IDLE_MS, PREFACE + SETTINGS),
+    ],
+)
+async def test_a_connection_that_says_or_asks_nothing_is_ended(
+    option: str, limit_ms: int, said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shorter = dict(options.SERVER_OPTIONS) | {option: 200}
     monkeypatch.setattr("reach.adapters.grpc_server.server.SERVER_OPTIONS", list(shorter.items()))
     server = GrpcServer(RuleSwitchboard(), listen="127.0.0.1:0")
     await server.start()
     host, _, port = server.address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(said)
     try:
         async with asyncio.timeout(LIMIT_S):
             while await reader.read(4_096):
@@ -190,7 +200,7 @@ async def test_a_connection_that_says_nothing_is_ended(monkeypatch: pytest.Monke
     finally:
         writer.close()
         await server.stop(0)
-    assert dict(options.SERVER_OPTIONS)["grpc.server_handshake_timeout_ms"] == options.HANDSHAKE_MS
+    assert dict(options.SERVER_OPTIONS)[option] == limit_ms
 
 
 # ---- streams without a hello ----

@@ -13,6 +13,7 @@ Options = list[tuple[str, int | str]]
 METADATA_BYTES_MAX = 16 << 10  # of the headers of a call, 32 more for each of them
 STREAMS_MAX = 2_000  # calls and streams at once on one connection; a client's further ones wait in the client
 HANDSHAKE_MS = 10_000
+IDLE_MS = 300_000  # a connection on which nothing was asked for so long gives its place back; clients dial again unseen
 
 _SHARED: Options = [
     ("grpc.max_receive_message_length", GRPC_MESSAGE_BYTES_MAX),
@@ -45,5 +46,6 @@ SERVER_OPTIONS: Options = [
     ("grpc.max_metadata_size", METADATA_BYTES_MAX),
     ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),  # else between the two it is refused at random
     ("grpc.max_concurrent_streams", STREAMS_MAX),
+    ("grpc.max_connection_idle_ms", IDLE_MS),
     ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),  # 120 s by default, in which a silent connection is held
 ]
