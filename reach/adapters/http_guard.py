@@ -19,6 +19,8 @@ HEAD_BYTES_MAX = 32 << 10  # of a request's first line and headers
 HEAD_S = 10.0  # for a request's head, from its first byte, or from the start of the connection
 LINGER_S = 1.0  # a client that sends a body may take so long to notice that nobody wants it
 
+_TURNS = 100  # of the loop, at most, for aborted connections to be gone
+
 _END = b"\r\n\r\n"
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
@@ -31,10 +33,31 @@ class Guard:
         self._make = make
         self._head_s = head_s
         self._open: dict[asyncio.BaseProtocol, _Connection] = {}
+        self._there: set[_Connection] = set()
+        self._closed = False
 
     def __call__(self) -> asyncio.Protocol:
         """The protocol of a new connection."""
-        return _Connection(self._make(), self._open, self._head_s)
+        return _Connection(self, self._make(), self._open, self._head_s)
+
+    def came(self, connection: _Connection) -> bool:
+        """A connection is there from now on. False: it is not wanted any more."""
+        self._there.add(connection)
+        return not self._closed
+
+    def went(self, connection: _Connection) -> None:
+        """It is gone."""
+        self._there.discard(connection)
+
+    async def close(self) -> None:
+        """End every connection that is left, and wait until their sockets are closed: a turn or two of the loop."""
+        self._closed = True
+        for connection in list(self._there):
+            connection.abort()
+        for _ in range(_TURNS):
+            if not self._there:
+                return
+            await asyncio.sleep(0)
 
     @web.middleware
     async def middleware(
@@ -55,7 +78,10 @@ class Guard:
 class _Connection(asyncio.Protocol):
     """Passes everything on to aiohttp's own protocol, as long as the client keeps to the bounds."""
 
-    def __init__(self, inner: RequestHandler, others: dict[asyncio.BaseProtocol, _Connection], head_s: float) -> None:
+    def __init__(
+        self, guard: Guard, inner: RequestHandler, others: dict[asyncio.BaseProtocol, _Connection], head_s: float
+    ) -> None:
+        self._guard = guard
         self._inner = inner
         self._open = others
         self._head_s = head_s
@@ -69,7 +95,8 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take it in, if there is room."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass of it
-        if len(self._open) >= CONNECTIONS_MAX and not self._makes_room():
+        wanted = self._guard.came(self)
+        if not wanted or (len(self._open) >= CONNECTIONS_MAX and not self._makes_room()):
             self._over = True
             self._transport.abort()
             return
@@ -81,10 +108,7 @@ class _Connection(asyncio.Protocol):
         """Close the eldest connection on which nothing is asked: who only holds places keeps no supervisor out."""
         for each in self._open.values():
             if each._in_head and not each._over:
-                each._over = True
-                each._stop_waiting()
-                assert each._transport is not None
-                each._transport.abort()
+                each.abort()
                 return True
         return False
 
@@ -106,6 +130,13 @@ class _Connection(asyncio.Protocol):
                 self._stop_waiting()
         self._inner.data_received(data)
 
+    def abort(self) -> None:
+        """Close its socket without further ado."""
+        self._over = True
+        self._stop_waiting()
+        if self._transport is not None:
+            self._transport.abort()
+
     def next_head(self) -> None:
         """A request was answered; what comes next is another one's head."""
         self._in_head = True
@@ -125,6 +156,7 @@ class _Connection(asyncio.Protocol):
         """Pass it on, and let go of it."""
         self._stop_waiting()
         self._over = True
+        self._guard.went(self)
         if self._open.pop(self._inner, None) is not None:
             self._inner.connection_lost(exc)
 

@@ -48,6 +48,7 @@ class HttpServer:
         self._tls = tls
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
+        self._guard: Guard | None = None
 
     @property
     def address(self) -> str:
@@ -57,7 +58,7 @@ class HttpServer:
     async def start(self) -> None:
         """Bind and serve; `PortTaken` if the address cannot be had for this process alone."""
         require_free(self._listen, "HTTP", "http")
-        guard = Guard(lambda: runner.server(), head_s=self._head_s)  # type: ignore[misc]  # setup() has made it
+        guard = self._guard = Guard(lambda: runner.server(), head_s=self._head_s)  # type: ignore[misc]  # setup() has made it
         app = web.Application(middlewares=[guard.middleware])
         app.router.add_get("/metrics", self._serve_metrics)
         app.router.add_get("/healthz", self._serve_healthz)
@@ -94,6 +95,9 @@ class HttpServer:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+        if self._guard is not None:
+            await self._guard.close()
+            self._guard = None
 
     async def _serve_metrics(self, request: web.Request) -> web.Response:
         if self.may_scrape is not None:

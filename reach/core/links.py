@@ -146,6 +146,7 @@ def welcome(state: State, peer: Peer, arrival: arrivals.Arrival) -> None:
         peers=elsewhere.addresses(state),
     )
     peer.welcomed = True
+    peer.heard_at = state.now  # it had nothing to say until now, however long the registry took
     peer.link.signal(Signal(welcome=message))
     if state.draining and not arrival.resumed:
         drains.tell(state, peer)

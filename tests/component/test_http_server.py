@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import warnings
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -64,3 +67,27 @@ async def test_a_taken_port_is_one_line(server: HttpServer) -> None:
     with pytest.raises(PortTaken) as caught:
         await other.start()
     assert server.address in str(caught.value) and "--http" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_server_that_stops_leaves_no_socket_open() -> None:
+    """A connection that had asked nothing, and one that was refused, were left to the garbage collector."""
+
+    async def play() -> None:
+        server = HttpServer(listen="127.0.0.1:0", metrics=lambda: (b"", ""), unready_reason=lambda: "", head_s=0.05)
+        await server.start()
+        host, _, port = server.address.rpartition(":")
+        ends = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
+        ends[0][1].write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"200 OK" in await ends[0][0].readline()
+        assert b"408" in await ends[1][0].readline()
+        ends.append(await asyncio.open_connection(host, int(port)))
+        await server.stop()
+        for _, writer in ends:
+            writer.close()
+            await asyncio.wait([asyncio.ensure_future(writer.wait_closed())])
+
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always", ResourceWarning)
+        asyncio.run(play())
+        gc.collect()
+    assert [str(each.message) for each in heard if "unclosed" in str(each.message)] == []

@@ -159,7 +159,7 @@ class TestOutage:
             follower = Follower(store.watch("", await put(store, "k0")))
             await follower.until(1)
             for restart in range(3):
-                etcd.members[0].kill()
+                etcd.members[0].stop()  # killed, etcd 3.5.1 alone may lose what it acknowledged (its issue 14424)
                 await etcd.members[0].restart()
                 for i in range(20):  # as soon as it is up, so some come before the watch is back
                     await put_stubbornly(writer, f"k{restart * 20 + i + 1}")

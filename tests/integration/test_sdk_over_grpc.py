@@ -85,7 +85,7 @@ def wait_for(url: str, agent_type: str) -> None:
             try:
                 mesh.request({"text": "A"}, agent_type=agent_type, timeout=5)
                 return
-            except NoRoute:
+            except (NoRoute, NoAgentAvailable):  # it is not there, or is starting
                 time.sleep(0.1)
     raise AssertionError("the agent did not come up")
 
