@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent_sdk import Agent, Context, Mesh, connect
+from agent_sdk import Agent, Context, Mesh, RegistryUnavailable, Reply, connect
 from agentreach.v1.peer_pb2 import Pin
 from reach.adapters.etcd import EtcdStore
 from tests.support.agents import eventually, usable
@@ -86,9 +86,25 @@ async def test_sessions_keep_their_one_owner_when_the_store_loses_their_pins(los
 
         await eventually(stand, "each pin stands again under its owner and epoch", BACK_S)
         for number, session in enumerate(SESSIONS):  # by the node that knows nothing of the session yet, where one does
-            reply = await meshes[1 - number % 2].request("x", agent_type="counter", session=session, timeout=10)
+            reply = await asked(meshes[1 - number % 2], session)
             assert (reply.source, reply.data, reply.session_event) == (owner[session], 2, None)
         assert await pins(store) == before
+
+
+async def asked(mesh: Mesh, session: str) -> Reply:
+    """What the session's owner answers; a node whose lease is not granted anew yet refuses, and nothing is run."""
+    replies: list[Reply] = []
+
+    async def answers() -> bool:
+        try:
+            replies.append(await mesh.request("x", agent_type="counter", session=session, timeout=10))
+        except RegistryUnavailable as error:
+            assert error.retryable and not error.may_have_executed
+            return False
+        return True
+
+    await eventually(answers, f"{session} is served again", BACK_S)
+    return replies[0]
 
 
 async def begun(mesh: Mesh, session: str) -> str:
