@@ -235,7 +235,7 @@ def advance(state: State, lane: Lane) -> None:
             return
         request = take_head(state, lane)
         envelope = Envelope.FromString(request.data)
-        if request.visitor is not None and envelope.recipient != agent.agent_id:
+        if request.visitor is not None and (envelope.recipient != agent.agent_id or request.epoch < lane.epoch):
             homes.bounce(state, lane, request)
         else:
             start(state, lane, request, envelope)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentreach.v1 import error_pb2 as codes
-from agentreach.v1.frame_pb2 import AttemptState
+from agentreach.v1.frame_pb2 import AttemptState, Detach, Signal
 from agentreach.wire.errors import failure
 from reach.core import refusals, remote
 from tests.scenarios.test_once_over_nodes import message_owned_by
@@ -220,3 +220,36 @@ def test_what_a_home_may_have_taken_before_it_was_started_anew_is_not_given_to_a
     assert not idle.has(message)
     agent.answer(message, "once")
     assert caller.text_of(message) == "once"
+
+
+def test_what_waits_at_a_former_home_is_not_given_to_a_successor_of_the_same_name() -> None:
+    """Its owner went to the entry's node, which gave it the message there: nobody has told the former home."""
+    cores = Cores(2)
+    home, entry = cores.nodes
+    entry.pins = home.pins
+    agent, caller = home.agent("chat/1"), entry.caller()
+    session: dict[str, object] = {"agent_type": "chat", "session_id": "s", "timeout_ms": 60_000}
+    agent.answer(caller.request("first", **session))
+    agent.cut()
+    name = caller.request("second", **session)
+    cores.views_stand = True
+    cores.cut(home, entry)
+    home.processes.remove(agent)
+    entry.processes.append(agent)
+    agent.forget()
+    agent.core = entry
+    agent.connect()
+    assert agent.has(name)
+    agent.signal(Signal(detach=Detach(agent_id="chat/1", reason="drained")))
+    cores.pump()
+    assert caller.error_of(name).code == codes.AGENT_LOST
+    cores.views_stand = False
+    cores.link(home, entry)
+    successor = home.agent("chat/1")
+    cores.advance(20.0)
+    assert not successor.has(name)
+    third = caller.request("third", **session)
+    cores.advance(2.0)
+    successor.answer(third)
+    assert caller.text_of(third) == "ok"
+    cores.assert_settled()

@@ -508,6 +508,7 @@ def test_what_an_owner_that_is_lost_may_have_had_run_is_told_so() -> None:
 def test_a_node_without_its_lease_cancels_no_turn_of_an_owner_at_another_node() -> None:
     cores = Cores(2)
     entry, home = cores.nodes
+    home.pins = entry.pins
     agent, caller = home.agent("chat/1"), entry.caller()
     turn = caller.request(agent_type="chat", session_id="s", timeout_ms=60_000)
     with entry.step() as state:
