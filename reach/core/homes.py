@@ -202,6 +202,13 @@ def _put(state: State, lane: Lane, request: Request) -> None:
         lanes.put(state, lane, request)
 
 
+def doubt(lane: Lane) -> None:
+    """The owner was out of contact: an entry may have found it elsewhere, and had it run there what waits here."""
+    for request in lane.waiting:
+        if request.visitor is not None:
+            request.fresh = False
+
+
 def adopt(state: State, lane: Lane, attachment: Attachment) -> None:
     """The pin names an agent of this node, and this node did not know: have the state restored that it names."""
     state.effects.append(RefreshPin(lane))  # it says where the owner is

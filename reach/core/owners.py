@@ -257,7 +257,9 @@ def own(state: State, lane: lanes.Lane, attachment: Attachment, epoch: int) -> N
     lane.epoch = epoch
     lane.verified_at = state.now
     lane.since = lane.since or epoch
-    lane.awaited_until = 0.0
+    if lane.awaited_until:
+        lane.awaited_until = 0.0
+        homes.doubt(lane)
     attachment.pinned[lane] = None
     state.directory.pin(attachment.agent)
     if not attachment.remote:

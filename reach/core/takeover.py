@@ -22,6 +22,7 @@ from reach.core import (
     departures,
     events,
     health,
+    homes,
     leaving,
     losses,
     owners,
@@ -130,6 +131,8 @@ def _move_to(state: State, attachment: Attachment, peer: Peer) -> None:
                 settle.tell_cancelled(state, request, attachment)
             continue
         request.item = peer.link.put_bytes(resent(state, request), state.now, request.priority)
+    for lane in attachment.pinned:
+        homes.doubt(lane)
     losses.link_back(state, attachment, resumed=False)
     credit.grant_again(state, attachment)
     leaving.again(state, attachment)

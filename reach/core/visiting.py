@@ -210,6 +210,7 @@ def hand_over(state: State, request: Request, envelope: Envelope, attachment: At
         request.holds_slot = True
     attachment.attempts[request.number] = request
     request.attempt = envelope.attempt
+    envelope.fresh = request.fresh
     request.data = writing.passed_on(state, request, envelope)
     route.put_on_link(state, request, attachment)
 

@@ -253,3 +253,38 @@ def test_what_waits_at_a_former_home_is_not_given_to_a_successor_of_the_same_nam
     successor.answer(third)
     assert caller.text_of(third) == "ok"
     cores.assert_settled()
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_what_waited_for_an_owner_that_was_elsewhere_meanwhile_is_not_given_to_it_as_a_new_message(seen: bool) -> None:
+    """It may have had it there, and its process looks a new message up in no table."""
+    cores = Cores(2)
+    home, entry = cores.nodes
+    entry.pins = home.pins
+    agent, caller = home.agent("chat/1"), entry.caller()
+    record = agent.agents["chat/1"]
+    session: dict[str, object] = {"agent_type": "chat", "session_id": "s", "timeout_ms": 60_000}
+    agent.answer(caller.request("first", **session))
+    agent.cut()
+    name = caller.request("second", **session)
+    cores.views_stand = True
+    cores.cut(home, entry)
+    there = entry.process("chat-1")
+    there.incarnation = agent.incarnation
+    there.connect(record)
+    there.answer(name, "once")
+    assert caller.text_of(name) == "once"
+    if seen:
+        there.signal(Signal(detach=Detach(agent_id="chat/1", reason="gone")))
+        cores.pump()
+        cores.views_stand = False
+        cores.pump()
+    agent.forget()
+    agent.connect(record)
+    cores.advance(2.0)
+    assert agent.has(name) and not agent.got(name).fresh
+    agent.answer(name, "once")
+    cores.views_stand = False
+    cores.link(home, entry)
+    cores.advance(20.0)
+    cores.assert_settled()
