@@ -45,6 +45,8 @@ class Dialler:
         self._stop = asyncio.Event()
         self._next: Greeting | None = None
         """By which the node at `redial.address` has welcomed us while the present stream carries the link."""
+        self._entering: asyncio.Task[bool] | None = None
+        """The dial of that node, until it has answered; it outlives the present stream."""
         self._logged = -_LOG_EVERY_S
 
     def stop(self) -> None:
@@ -70,6 +72,7 @@ class Dialler:
             log.exception("the link ended by a fault")
             self._owner.fail(ReachError(f"the link ended by a fault: {type(error).__name__}"))
         finally:
+            await self._enter_no_more()
             if self._next is not None:
                 await self._next.decline()
                 await self._next.stream.close()
@@ -91,8 +94,35 @@ class Dialler:
         redial.left(boot_time(), left, peers, leaves_s, in_time=True)
         while self._next is None and not self._stop.is_set():
             await self._pause(redial.wait_s)
-            if redial.address == left or not await self._enter(redial.address):
+            if redial.address == left or not await self._enter_by_task(redial.address):
                 redial.failed(boot_time())
+
+    async def _enter_by_task(self, address: str) -> bool:
+        self._entering = self._owner.loop.create_task(self._enter(address), name="agent_sdk enters another node")
+        taken = await asyncio.shield(self._entering)
+        self._entering = None
+        return taken
+
+    async def _enter_on(self) -> None:
+        """The stream ended while another node was asked: wait for its answer, unless stopped.
+
+        The node that is left sees our agents registered there, and says goodbye, before the welcome has reached us.
+        """
+        if self._entering is not None and not self._owner.closing:
+            stop = self._owner.loop.create_task(self._stop.wait())
+            try:
+                await asyncio.wait((self._entering, stop), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                stop.cancel()
+        await self._enter_no_more()
+
+    async def _enter_no_more(self) -> None:
+        entering, self._entering = self._entering, None
+        if entering is not None:
+            entering.cancel()
+            await asyncio.wait((entering,))
+            if not entering.cancelled() and (fault := entering.exception()) is not None:
+                raise fault
 
     async def _enter(self, address: str) -> bool:
         stream = await self._open(address)
@@ -145,6 +175,7 @@ class Dialler:
             self.stream = None
             owner.down()
             await greeting.stream.close()
+        await self._enter_on()
         if self._next is not None:
             ended = Ended.MOVED if ended is Ended.CUT else ended
         elif ended is Ended.MOVED:

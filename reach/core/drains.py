@@ -75,10 +75,20 @@ def node(state: State, limit_s: float) -> None:
     state.draining = True
     state.leaves_at = state.now + limit_s
     state.moved_by = state.now + (min(MOVE_S, limit_s) if state.peer_addresses else 0.0)
+    _tell_all(state)
+    loads.tell_draining(state)
+
+
+def node_came(state: State) -> None:
+    """This node is linked with one that was not there: a process that was told of nowhere to go to can go there."""
+    if state.draining:
+        _tell_all(state)
+
+
+def _tell_all(state: State) -> None:
     for peer in state.peers.values():
         if peer.welcomed and not peer.restarts:
             tell(state, peer)
-    loads.tell_draining(state)
 
 
 def moved(state: State) -> bool:

@@ -14,7 +14,7 @@ from agentreach.v1.admin_pb2 import NodeRecord
 from agentreach.v1.frame_pb2 import Signal
 from agentreach.wire.limits import PROTOCOL_VERSION
 from agentreach.wire.names import is_name
-from reach.core import interest, loads, lookups, rebalance, remote, returning, vanished, visiting, wants
+from reach.core import drains, interest, loads, lookups, rebalance, remote, returning, vanished, visiting, wants
 from reach.core.effects import EndStream, Forwarding
 from reach.core.peers import Peer
 from reach.core.ports import Identity
@@ -221,6 +221,8 @@ def _up(state: State, node: NodePeer, resumed: bool) -> None:
     # Also on a resumed link: what changed while it was cut was told to nobody.
     loads.tell_all(state, node)
     interest.tell_all(state, node)
+    if not resumed:
+        drains.node_came(state)
     rebalance.begin(state)
     state.woken.add(node)
     state.log("info", "node linked", node=node.node_id, resumed=resumed)

@@ -100,11 +100,12 @@ def agent_seen(state: State, record: AgentRecord, generation: int) -> None:
 
 
 def _was(former: Agent) -> int:
-    """What an agent was where it comes from; that its node is leaving says nothing about it."""
+    """What an agent was where it comes from; that its node is leaving, or has left, says nothing about it."""
     node = former.link.peer if isinstance(former.link, Attachment) else None
-    if former.status == DEGRADED and isinstance(node, nodes.NodePeer) and node.draining:
-        return HEALTHY
-    return former.status
+    if former.status not in (DEGRADED, UNREACHABLE) or not isinstance(node, nodes.NodePeer) or not node.draining:
+        return former.status
+    told = node.told.get((former.tenant, former.env, former.agent_id))
+    return former.status if told is None or told.incarnation != former.incarnation else int(told.status)
 
 
 def send_forgotten(state: State, attachment: Attachment) -> None:

@@ -338,20 +338,26 @@ class Engine(Steering):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, state.moved_by - boot_time())):
                 await self._moved.wait()
-        with self.step():
-            self._settled.clear()  # the end of this step looks again
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, state.leaves_at - boot_time())):
-                await self._settled.wait()
-        with self.step() as state:
-            # First every agent, so that whoever still waits is told; a caller's link that ended first would have its
-            # requests cancelled, and the caller, who never wanted that, would send them again: a second run.
-            for attachment in [each for peer in state.peers.values() for each in peer.attachments.values()]:
-                departures.dismiss(state, attachment, f"node {state.rules.node_id} is leaving")
+        while not self._dismissed_all(boot_time() >= state.leaves_at):
+            self._settled.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, state.leaves_at - boot_time())):
+                    await self._settled.wait()
         with self.step() as state:
             for peer in list(state.peers.values()):
                 links.farewell(state, peer, Goodbye.SHUTDOWN, f"node {state.rules.node_id} is leaving")
             nodes.farewell(state)
+
+    def _dismissed_all(self, at_once: bool) -> bool:
+        """Let every agent go, if nothing is under way: other nodes may have sent more since that was last seen."""
+        with self.step() as state:
+            if state.unsettled and not at_once:
+                return False
+            # First every agent, so that whoever still waits is told; a caller's link that ended first would have its
+            # requests cancelled, and the caller, who never wanted that, would send them again: a second run.
+            for attachment in [each for peer in state.peers.values() for each in peer.attachments.values()]:
+                departures.dismiss(state, attachment, f"node {state.rules.node_id} is leaving")
+        return True
 
     async def close(self) -> None:
         """Stop the timers and tasks."""

@@ -51,3 +51,18 @@ def test_nobody_is_told_of_a_node_that_is_leaving() -> None:
         drains.node(state, 5.0)
     cores.pump()
     assert _acked(agent) == [nodes.of(one.state, three.node_id).address]
+
+
+def test_who_was_told_of_nowhere_to_go_to_is_told_of_a_node_that_comes_while_this_one_leaves() -> None:
+    cores = Cores(2)
+    home, other = cores.nodes
+    agent = home.agent("echo/1")
+    cores.kill(other)
+    with home.step() as state:
+        drains.node(state, 5.0)
+    cores.pump()
+    assert [list(signal.drain.peers) for signal in agent.got_signals("drain")] == [[]]
+    home.state.peer_addresses = TWO[:1]
+    cores.start_again(other)
+    *_, last = agent.got_signals("drain")
+    assert tuple(last.drain.peers) == TWO[:1] and 0 < last.drain.deadline_ms <= 5000

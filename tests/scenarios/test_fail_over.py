@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentreach.v1 import error_pb2 as codes
-from agentreach.v1.registry_pb2 import DEGRADED, HEALTHY, STARTING, AgentRecord
+from agentreach.v1.registry_pb2 import DEGRADED, HEALTHY, STARTING, UNREACHABLE, AgentRecord
 from reach.core import drains, remote
 from tests.support.core import record
 from tests.support.cores import Cores
@@ -117,3 +117,42 @@ def test_an_agent_that_comes_from_another_node_is_no_new_start() -> None:
     assert moved.has(caller.request())
     moved.say(HEALTHY)
     assert entry.status("echo/1") == HEALTHY
+
+
+def test_an_agent_whose_node_has_said_goodbye_is_as_well_at_the_next_one_as_it_was() -> None:
+    """The end of its former home may be seen before its registration is written: it never was away."""
+    cores = Cores(2)
+    entry, home = cores.nodes
+    agent, caller = home.agent("echo/1"), entry.caller()
+    cores.advance(60)
+    home.state.peer_addresses = ("10.0.0.1:7070",)
+    with home.step() as state:
+        drains.node(state, 55.0)
+    cores.pump()
+    cores.kill(home)
+    assert entry.status("echo/1") == UNREACHABLE
+    moved = entry.process("moved")
+    moved.forget()
+    moved.incarnation, moved.answers_probes = agent.incarnation, False
+    moved.connect(record("echo/1"))
+    assert entry.status("echo/1") == HEALTHY
+    assert moved.has(caller.request())
+
+
+def test_an_agent_that_nobody_knew_to_be_well_is_starting_when_its_node_has_left() -> None:
+    cores = Cores(2)
+    entry, home = cores.nodes
+    agent = home.process("starting")
+    agent.answers_probes = False
+    agent.connect(record("echo/1"))
+    cores.advance(1)
+    home.state.peer_addresses = ("10.0.0.1:7070",)
+    with home.step() as state:
+        drains.node(state, 55.0)
+    cores.pump()
+    cores.kill(home)
+    moved = entry.process("moved")
+    moved.forget()
+    moved.incarnation, moved.answers_probes = agent.incarnation, False
+    moved.connect(record("echo/1"))
+    assert entry.status("echo/1") == STARTING

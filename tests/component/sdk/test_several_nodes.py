@@ -367,6 +367,41 @@ class TestANodeLeaves:
             await eventually(lambda: session.stream is None)
             assert not said(session, "attach")
 
+    async def test_a_goodbye_that_comes_before_the_next_nodes_welcome_does_not_undo_the_move(
+        self, mesh: FakeNodes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The node that is left sees the registration before the process does: it must not be made a second time."""
+        home, next_one, _ = mesh.nodes
+        agent, welcome = Agent("worker", url=mesh.addresses[0], transport=mesh, own_link=True), next_one.greeted
+        hellos: list[tuple[Session, frames.Hello]] = []
+        monkeypatch.setattr(next_one, "greeted", lambda session, hello: hellos.append((session, hello)))
+        agent.handler(lambda data: data)
+        async with agent:
+            session = home.session
+            session.signal(drain=frames.Drain(deadline_ms=5000, peers=mesh.addresses[1:2]))
+            await eventually(lambda: bool(hellos))
+            session.signal(goodbye=frames.Goodbye(code=frames.Goodbye.SHUTDOWN, reason="node is leaving"))
+            await eventually(lambda: session.stream is None)
+            assert hellos[0][0].stream is not None
+            welcome(*hellos[0])
+            await eventually(lambda: agent._host is not None and agent._host.owner.node_id == "node-1")
+            assert mesh.dialled == mesh.addresses[:2]
+
+    async def test_a_process_that_ends_between_goodbye_and_welcome_leaves_both(
+        self, mesh: FakeNodes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        home, next_one, _ = mesh.nodes
+        hellos: list[Session] = []
+        monkeypatch.setattr(next_one, "greeted", lambda session, hello: hellos.append(session))
+        async with asyncio.timeout(5):
+            async with connect(mesh.addresses[0], transport=mesh):
+                session = home.session
+                session.signal(drain=frames.Drain(deadline_ms=5000, peers=mesh.addresses[1:2]))
+                await eventually(lambda: bool(hellos))
+                session.signal(goodbye=frames.Goodbye(code=frames.Goodbye.SHUTDOWN, reason="node is leaving"))
+                await eventually(lambda: session.stream is None)
+            await eventually(lambda: hellos[0].stream is None)
+
     async def test_a_node_that_is_leaving_as_well_is_not_moved_to(self, mesh: FakeNodes) -> None:
         home, leaving, live = mesh.nodes
         leaving.attach_errors += [failure(codes.SHUTTING_DOWN, "leaving")] * 9
