@@ -72,7 +72,7 @@ def agent_of(name: str, incarnation: bytes = b"this process") -> Agent:
 
 
 @contextlib.asynccontextmanager
-async def bench() -> AsyncIterator[Bench]:
+async def bench(register_wait_s: float = WAIT_S) -> AsyncIterator[Bench]:
     store = MemoryStore()
     replaced: list[tuple[str, bytes]] = []
     node = NodeRecord(node_id="n1")
@@ -81,7 +81,7 @@ async def bench() -> AsyncIterator[Bench]:
         store,
         node,
         lease_ttl_s=30,
-        register_wait_s=WAIT_S,
+        register_wait_s=register_wait_s,
         admission=Admission(store, election, "n1", agents_max=5_000),
         replaced=lambda agent, by: replaced.append((agent.agent_id, by)),
         unread_s=lambda: made.unread_s,
@@ -103,7 +103,7 @@ async def bench() -> AsyncIterator[Bench]:
 
 
 async def test_agents_are_written_in_batches_and_under_leases_of_a_thousand_keys() -> None:
-    async with bench() as at:
+    async with bench(register_wait_s=LIMIT_S) as at:
         before = await at.other.revision()
         answers = await at.register(*(f"many/{number}" for number in range(2_500)))
         assert all(each.error is None and each.agent is not None and each.agent.generation for each in answers)
