@@ -63,11 +63,13 @@ def _refused(state: State, request: Request, attachment: Attachment, why: Error)
         homes.refused(state, request, why)
         return
     request.refusals += 1
+    code = why.code if why.code == codes.OVERLOADED else codes.AGENT_LOST if request.ran else codes.CONNECT_FAILED
     error = failure(
-        why.code if why.code in (codes.OVERLOADED, codes.FENCED) else codes.CONNECT_FAILED,
+        code,
         f"{agent.agent_id} was not given the request by its home, node {agent.node_id}: {why.message}",
         agent_id=agent.agent_id,
         retry_after_ms=why.retry_after_ms,
+        retryable=code != codes.AGENT_LOST or request.idempotent,
     )
     if request.refusals <= REFUSALS_MAX:
         again.not_taken(state, request, error)

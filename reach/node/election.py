@@ -163,7 +163,9 @@ class Election:
         if own is not None and first is not None and first.key == own.key:
             return self.leading
         in_touch = own is not None and not own.over and not own.lease.lost
-        return self._candidates.leader() if in_touch or self._resigned else None
+        known = self._candidates.leader() if in_touch or self._resigned else None
+        # What this node sees may be old: a key of a candidacy of its own that is over says nothing.
+        return None if known is None or known.node_id == self._node_id else known
 
     @property
     def leader_id(self) -> str:
