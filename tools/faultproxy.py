@@ -24,6 +24,7 @@ from enum import Flag
 from types import TracebackType
 
 _CHUNK_BYTES = 64 << 10
+_TURNS = 10
 _CHUNKS_UNDER_WAY_MAX = 64  # of one connection and way; beyond, the sender feels it
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER with no time: close sends RST
 
@@ -56,6 +57,7 @@ class FaultProxy:
         self._passing = {UP: asyncio.Event(), DOWN: asyncio.Event()}
         self._relays: dict[asyncio.Task[None], _Relay] = {}
         self._server: asyncio.Server | None = None
+        self._closed = False
         for passing in self._passing.values():
             passing.set()
 
@@ -100,11 +102,13 @@ class FaultProxy:
 
     async def open(self) -> None:
         """Listen. `OSError` if the address cannot be had."""
+        self._closed = False
         host, _, port = self._listen.rpartition(":")
         self._server = await asyncio.start_server(self.relay, host, int(port))
 
     async def close(self) -> None:
         """Stop listening and end every connection."""
+        self._closed = True
         if self._server is not None:
             self._server.close()
         self.reset()
@@ -112,6 +116,8 @@ class FaultProxy:
         for task in relays:
             task.cancel()
         await asyncio.gather(*relays, return_exceptions=True)
+        for _ in range(_TURNS):  # of the loop, in which sockets are closed, also of who was just being accepted
+            await asyncio.sleep(0)
 
     async def __aenter__(self) -> FaultProxy:
         await self.open()
@@ -125,6 +131,9 @@ class FaultProxy:
     def relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Take on a connection: one that was dialled here, or that somebody else has accepted."""
         self.connections += 1
+        if self._closed:
+            writer.transport.abort()
+            return
         relay = _Relay(reader, writer)
         relay.deaf = self._swallowed
         task = asyncio.get_running_loop().create_task(self._carry(relay), name=f"relay {self.connections}")

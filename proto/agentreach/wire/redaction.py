@@ -101,7 +101,7 @@ def _pairs(names: tuple[str, ...]) -> re.Pattern[str]:
     spelled = "|".join("[_-]?".join(map(re.escape, name)) for name in sorted(names, key=len, reverse=True))
     quoted = r"[bBuUrR]?\"(?:[^\"\\]|\\.)*(?:\"|\\?\Z)|[bBuUrR]?'(?:[^'\\]|\\.)*(?:'|\\?\Z)|\\+[\"'][^\"'\\]*"
     scheme = r"(?i:(?:bearer|basic|digest)\s{1,4}|node\s{1,4}[^\s`]{1,64}\s{1,4})?"
-    plain = scheme + r"(?!(?i:bearer|basic|digest|node)\b)[^\s`]{4,}"
+    plain = scheme + r"(?!(?i:bearer|basic|digest|node)\s)[^\s`]{4,}"
     return re.compile(rf"((?i:{spelled})(?:\\*[\"'])?\s{{0,4}}(?:=>|[:=])\s{{0,4}})(?:{quoted}|{plain})", re.DOTALL)
 
 

@@ -44,6 +44,11 @@ def test_nothing_of_a_secrets_body_is_left_wherever_it_stands(kind: str, data: s
     assert secret not in shown.replace(start, "", 1) and WITHHELD in shown
 
 
+@pytest.mark.parametrize("secret", ["NODE", "node-7f5c", "Bearer", "basic.x"])
+def test_a_value_that_is_or_begins_with_the_name_of_a_scheme_is_withheld_too(secret: str) -> None:
+    assert secret not in STANDARD.text(f"password={secret}")
+
+
 @given(st.text(ALNUM + "!$%^*+-_.~", min_size=4, max_size=40), st.sampled_from(NAMES), st.data())
 def test_what_follows_a_telling_name_is_withheld_however_it_is_written(
     secret: str, name: str, data: st.DataObject
