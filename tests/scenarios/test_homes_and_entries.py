@@ -583,6 +583,28 @@ def test_three_refusals_of_homes_are_no_failed_attempt_and_the_fourth_is_one() -
     assert request.excluded or request.attempt == 2 or caller.replies_to(message)
 
 
+@pytest.mark.parametrize(("ran", "told"), [(False, codes.CONNECT_FAILED), (True, codes.AGENT_LOST)])
+def test_a_caller_is_never_told_fenced_but_whether_an_agent_may_have_had_it(
+    ran: bool, told: codes.ErrorCode.ValueType
+) -> None:
+    """FENCED is what nodes tell each other; a storm showed it to a caller."""
+    cores = Cores(2)
+    entry, home = cores.nodes
+    home.agent("echo/1")
+    caller = entry.caller()
+    message = caller.request(timeout_ms=60_000)
+    for _ in range(30):
+        if caller.replies_to(message):
+            break
+        (request,) = entry.state.requests.values()
+        request.ran = ran
+        if request.attachment is not None:
+            refused(entry, home, codes.FENCED)
+        cores.advance(1.0)
+    error = caller.error_of(message)
+    assert (error.code, error.may_have_executed, error.retryable) == (told, ran, not ran)
+
+
 def test_a_home_that_is_leaving_is_asked_for_its_agent_no_more() -> None:
     cores = Cores(2)
     entry, home = cores.nodes
