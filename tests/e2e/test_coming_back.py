@@ -70,10 +70,11 @@ async def test_a_request_that_ran_when_the_node_died_is_answered_and_has_run_onc
 
 async def test_what_was_asked_of_the_former_node_finds_agents_that_come_after_its_callers(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    async with start_node(resume_window_s=WINDOW_S) as node, connect(node.grpc, own_link=True) as mesh:
+    # The window counts from the node's start: in it lie the callers' return, a new caller's and the agents' arrival.
+    async with start_node(resume_window_s=60) as node, connect(node.grpc, own_link=True) as mesh:
         agent_id = name("away")
         await dies(node)
-        asked = [asyncio.create_task(outcome(mesh, {"n": n}, agent_id=agent_id, timeout=60)) for n in range(20)]
+        asked = [asyncio.create_task(outcome(mesh, {"n": n}, agent_id=agent_id, timeout=90)) for n in range(20)]
         await node.restart()
 
         async def asked_again() -> bool:

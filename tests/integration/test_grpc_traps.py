@@ -83,13 +83,24 @@ async def test_trap_3_the_status_of_an_rpc_that_ends_while_the_peer_writes_is_no
 
 
 async def test_trap_4_concurrent_writes_on_one_stream_fail() -> None:
-    async with serving(echo) as (_, channel):
+    entered, may_end = asyncio.Event(), asyncio.Event()
+
+    async def reads_nothing(request_iterator: AsyncIterator[bytes], context: Any) -> None:
+        entered.set()
+        await may_end.wait()
+
+    async with serving(reads_nothing) as (_, channel):
         call = channel.stream_stream(METHOD)()
         await call.write(b"first")
-        results = await asyncio.gather(*(call.write(b"x") for _ in range(50)), return_exceptions=True)
-        failed = [result for result in results if isinstance(result, BaseException)]
-        call.cancel()
-        assert failed
+        await asyncio.wait_for(entered.wait(), LIMIT_S)
+        under_way: set[asyncio.Task[None]] = set()
+        while not under_way:  # until the windows are full, and one waits for a reader
+            _, under_way = await asyncio.wait((asyncio.create_task(call.write(bytes(4_000_000))),), timeout=0.5)
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await asyncio.wait_for(call.write(b"x"), LIMIT_S)
+        assert error.value.code() is grpc.StatusCode.INTERNAL  # and with it the whole call has failed
+        may_end.set()
+        await asyncio.wait(under_way, timeout=LIMIT_S)
 
 
 async def test_trap_5_half_close_and_cancel_end_the_servers_read_loop_alike() -> None:
