@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.etcd_cluster import CAN_CUT, etcd_cluster
+from tests.support.dialled import CAN_TELL
+from tests.support.etcd_cluster import etcd_cluster
 from tests.support.node_wires import wired_nodes
 from tests.support.nodes_storm import NodesStorm
 from tests.support.ordeal import TIMES, Ordeal
 from tests.support.storm import TOLD
 
-pytestmark = pytest.mark.skipif(not CAN_CUT, reason="which process dialled is told from /proc")
+pytestmark = pytest.mark.skipif(not CAN_TELL, reason="which process dialled cannot be told here")
 
 
 async def storm_of(seed: int, seconds: float, folder: Path) -> None:

@@ -17,10 +17,11 @@ import pytest
 from agent_sdk import Mesh, ReachError, connect
 from tests.support.agents import BUSY_S, agent_process, eventually, outcome, usable
 from tests.support.cluster import ClusterNode, NodeCluster, node_cluster
-from tests.support.etcd_cluster import CAN_CUT, WiredEtcd, etcd_cluster
+from tests.support.dialled import CAN_TELL
+from tests.support.etcd_cluster import WiredEtcd, etcd_cluster
 from tests.support.stores import connected, put
 
-pytestmark = pytest.mark.skipif(not CAN_CUT, reason="which member dialled is told from /proc")
+pytestmark = pytest.mark.skipif(not CAN_TELL, reason="which member dialled cannot be told here")
 
 TTL_S = 2.0  # of nodes' leases and of the election
 PATIENT_TTL_S = 8.0

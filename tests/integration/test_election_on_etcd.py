@@ -23,8 +23,9 @@ from reach.adapters.etcd import EtcdStore
 from reach.core.store import Store
 from reach.node.election import MARGIN_SHARE, PREFIX
 from tests.support.candidates import Acts, Candidate, recorded
+from tests.support.dialled import CAN_TELL
 from tests.support.etcd import EtcdCluster, start_etcd
-from tests.support.etcd_cluster import CAN_CUT, WiredEtcd, etcd_cluster
+from tests.support.etcd_cluster import WiredEtcd, etcd_cluster
 from tests.support.stores import connected
 
 TTL_S = 2.0
@@ -186,7 +187,7 @@ class TestProcesses:
                     assert at.acts.leaders == ["p0", "p1", "p2"]
 
 
-@pytest.mark.skipif(not CAN_CUT, reason="which member dialled is told from /proc")
+@pytest.mark.skipif(not CAN_TELL, reason="which member dialled cannot be told here")
 class TestThreeMembers:
     async def test_a_leader_that_is_cut_off_stops_before_another_starts(self, three: WiredEtcd) -> None:
         async with bench(three, 3) as at:

@@ -11,11 +11,12 @@ import pytest
 from agentreach.aio.clock import boot_time
 from reach.adapters.etcd import EtcdStore
 from reach.core.store import Compacted, Delete, StoreUnavailable
+from tests.support.dialled import CAN_TELL
 from tests.support.etcd import EtcdMember
-from tests.support.etcd_cluster import CAN_CUT, WiredEtcd, etcd_cluster
+from tests.support.etcd_cluster import WiredEtcd, etcd_cluster
 from tests.support.stores import LIMIT_S, Follower, put, put_stubbornly
 
-pytestmark = pytest.mark.skipif(not CAN_CUT, reason="which member dialled is told from /proc")
+pytestmark = pytest.mark.skipif(not CAN_TELL, reason="which member dialled cannot be told here")
 
 TTL_S = 5.0
 PACE_S = 0.02  # between two writes: others want the processors too

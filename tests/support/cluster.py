@@ -42,8 +42,8 @@ class ClusterNode(NodeProcess):
 
     @property
     def pid(self) -> int:
-        """Of the process as last started."""
-        return self.process.pid
+        """Of the process as last started, 0 before."""
+        return self._process.pid if self._process is not None else 0
 
     def kill(self) -> None:
         """SIGKILL, and wait for the process to be gone. Works on a paused one; nothing if it is not running."""

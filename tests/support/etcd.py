@@ -83,6 +83,8 @@ class EtcdMember:
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
         self.paused = False
+        self.pid = 0
+        """Of the process as last started, 0 before."""
         self._port, self._peer_port, self._metrics_port = free_port(), free_port(), free_port()
         self.peers_dial = f"127.0.0.1:{self._peer_port}"
         """host:port at which the other members reach it; set before the first start, if that is a relay's."""
@@ -112,12 +114,6 @@ class EtcdMember:
         """The process, while it runs."""
         return self._process
 
-    @property
-    def pid(self) -> int:
-        """The process id; the member must be running."""
-        assert self._process is not None
-        return self._process.pid
-
     def start(self, initial_cluster: str | None = None) -> None:
         """Start the process and return at once; started again it goes on with its data."""
         assert self._process is None, f"{self.name} runs already"
@@ -145,6 +141,7 @@ class EtcdMember:
             ]
         self._log = (self.folder / f"{self.name}.log").open("ab")
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log)
+        self.pid = self._process.pid
 
     def kill(self) -> None:
         """SIGKILL, and wait for the process to be gone. Works on a paused one; nothing if it is not running."""

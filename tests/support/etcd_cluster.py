@@ -15,7 +15,7 @@ cut is held, as TCP knows a partition: nothing passes, nothing is refused, and a
 `member.endpoint` is the member itself, behind no wire: a client on its side of a partition.
 
 The wires are relays of `tools.faultproxy` in a thread of their own: a test that blocks its loop does not hold up etcd.
-Which member dialled is told from /proc, so partitions between members need Linux (`CAN_CUT`).
+Which member dialled is told by the kernel, so partitions between members need Linux (`dialled.CAN_TELL`).
 """
 
 from __future__ import annotations
@@ -24,19 +24,15 @@ import asyncio
 import base64
 import itertools
 import json
-import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
+from tests.support.dialled import CAN_TELL, who_dialled
 from tests.support.etcd import EtcdCluster, EtcdMember, ServerTls, free_port
 from tools.faultproxy import FaultProxy
 
 T = TypeVar("T")
-
-CAN_CUT = Path("/proc/net/tcp").exists()
-"""Whether members can be cut from each other here."""
 
 QUICK = ("--heartbeat-interval=50", "--election-timeout=500")
 """A new leader within a second; leases of one second are possible."""
@@ -191,7 +187,7 @@ class WiredEtcd(EtcdCluster):
     def start(self) -> None:
         """Open the wires, start all members and return at once."""
         self._thread.start()
-        if CAN_CUT:
+        if CAN_TELL:
             for one, other in itertools.product(self.members, repeat=2):  # a member may dial itself
                 self._between[one.name, other.name] = FaultProxy(other.peer_address)
             for member in self.members:
@@ -288,55 +284,3 @@ async def _close(wires: Iterable[FaultProxy]) -> None:
 
 def _text(base64_key: str) -> str:
     return base64.b64decode(base64_key).decode()
-
-
-class Process(Protocol):
-    """An etcd member, a node."""
-
-    @property
-    def running(self) -> bool: ...
-
-    @property
-    def pid(self) -> int: ...
-
-
-P = TypeVar("P", bound=Process)
-
-
-def who_dialled(accepted: asyncio.StreamWriter, processes: Iterable[P]) -> P | None:
-    """Which of them is at the other end of this loopback connection: to other ports it may have one as well."""
-    peer, door = accepted.get_extra_info("peername"), accepted.get_extra_info("sockname")
-    if peer is None:  # it has gone already
-        return None
-    socket = _socket("/proc/net/tcp", "", peer[1], door[1]) or _socket("/proc/net/tcp6", _MAPPED, peer[1], door[1])
-    if socket is None:
-        return None
-    return next((each for each in processes if each.running and socket in _open_files(each.pid)), None)
-
-
-_MAPPED = "0000000000000000FFFF0000"  # an IPv4 address in IPv6's clothes, as gRPC dials it
-
-
-def _socket(table: str, prefix: str, local: int, remote: int) -> str | None:
-    """The socket of a loopback connection between these ports."""
-    ends = [f"{prefix}0100007F:{local:04X}", f"{prefix}0100007F:{remote:04X}"]
-    if not Path(table).exists():  # a machine without IPv6
-        return None
-    for line in Path(table).read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[1:3] == ends:
-            return f"socket:[{fields[9]}]"
-    return None
-
-
-def _open_files(pid: int) -> set[str]:
-    found = set()
-    try:
-        for entry in os.scandir(f"/proc/{pid}/fd"):
-            try:
-                found.add(os.readlink(entry.path))
-            except OSError:
-                continue
-    except OSError:
-        pass
-    return found

@@ -6,7 +6,7 @@
 
 What is cut is held, as TCP knows a partition: nothing passes, nothing is refused. Whoever is told of a node by another
 one reaches it through a wire too, which is cut for nobody but nodes: `nodes[2].grpc` is the node itself. Which node
-dialled is told from /proc (`tests.support.etcd_cluster.CAN_CUT`).
+dialled is told by the kernel (`tests.support.dialled.CAN_TELL`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import asyncio
 from typing import Any
 
 from tests.support.cluster import ClusterNode, NodeCluster
+from tests.support.dialled import who_dialled
 from tests.support.etcd import free_port
-from tests.support.etcd_cluster import WiredEtcd, who_dialled
+from tests.support.etcd_cluster import WiredEtcd
 from tests.support.node import QUICK
 from tools.faultproxy import FaultProxy
 
