@@ -169,7 +169,7 @@ METRICS: tuple[Metric, ...] = (
         "reach_tls_reloads_failed_total",
         "counter",
         (),
-        "Times that new certificate files could not be used (the log says why); the former certificate went on.",
+        "Times that new certificate files or principals could not be used (the log says why); the former ones went on.",
     ),
     Metric("reach_keys", "gauge", (), "API keys that hold now; 0 where auth is not keys."),
     Metric(

@@ -37,7 +37,7 @@ def serve(file: Path | None, **flags: Any) -> None:
 
     logs.configure(config.log_level, config.log_format, redaction=Redaction(names_of(config.redact)))
     try:
-        code = loop.run(run_node(config))
+        code = loop.run(run_node(config, file))
     except PortTaken as error:
         raise Ended(str(error), Exit.USAGE) from error
     sys.exit(code)

@@ -53,6 +53,11 @@ def denied(
     state.effects.append(line(action, who, address, about, outcome=_DENIED, why=why, trace_id=trace_id))
 
 
+def key(state: State, action: str, who: Identity, why: str = "") -> None:
+    """The key of `who` holds from now on, or no more: each node tells it, whoever changed it and wherever."""
+    state.effects.append(line(action, who, "", {"key_id": key_id_of(who)}, why=why))
+
+
 def restamped(state: State, who: Identity, peer: Peer | None, claimed: str, trace_id: str) -> None:
     """A message claimed to come from somebody that its sender is not; it goes on under its sender's own name."""
     address = peer.came_from if peer is not None else None

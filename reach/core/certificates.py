@@ -72,11 +72,6 @@ class Unknown:
     why: str
 
 
-def is_certificate(key_id: str) -> bool:
-    """Whether an identity was established by a certificate, and not by a key."""
-    return key_id.startswith(KEY_ID)
-
-
 def spiffe_fault(text: str) -> str:
     """What is wrong with a SPIFFE id of a certificate; empty: nothing."""
     if len(text) > SPIFFE_CHARS_MAX:

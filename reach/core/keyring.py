@@ -21,7 +21,7 @@ from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.admin_pb2 import KeyInfo
 from agentreach.v1.peer_pb2 import StoredKey
 from reach.core.access import Patterns, Rights, pattern_fault
-from reach.core.ports import Identity
+from reach.core.ports import Change, End, Identity
 
 ID_BYTES, SECRET_BYTES, SALT_BYTES, LOOKUP_KEY_BYTES = 4, 32, 16, 32
 LOOKUP_BYTES, HASH_BYTES = 8, 32
@@ -219,8 +219,8 @@ class Keyring:
         """When the first of these ends."""
         self._times = 0
 
-    def take(self, kept: Kept, unix: float) -> tuple[bool, frozenset[str]]:
-        """All that a store holds now. Whether anything is new, and the key_ids of the identities that have ended."""
+    def take(self, kept: Kept, unix: float) -> tuple[bool, Change]:
+        """All that a store holds now. Whether anything is new, and whose keys have ended, or hold from now on."""
         records = {record.info.key_id: record for record in kept.records}
         if records == self._records and kept.lookup_key == self._lookup_key:
             return self.look(unix)
@@ -232,29 +232,32 @@ class Keyring:
                 key_id
                 for key_id in self._holders
                 if not _same(before[key_id], records.get(key_id)) or ended(records[key_id], unix)
-            ]
+            ],
+            unix,
         )
+        begun = []
         for key_id, record in records.items():
             if key_id not in self._holders and not ended(record, unix):
                 self._times += 1
-                self._holders[key_id] = Identity(
+                who = self._holders[key_id] = Identity(
                     record.info.tenant,
                     record.info.principal,
                     rights_of(record.info),
                     f"{key_id}#{self._times}",
                     record.signing_secret,
                 )
+                begun.append(who)
         self._ends_at = {who.key_id: ended_at(records[key_id]) for key_id, who in self._holders.items()}
         self._next_end = min(self._ends_at.values(), default=_NEVER)
-        return True, ends
+        return True, Change(ends, tuple(begun))
 
-    def look(self, unix: float) -> tuple[bool, frozenset[str]]:
+    def look(self, unix: float) -> tuple[bool, Change]:
         """What has ended by now: the same pair."""
         if unix < self._next_end:
-            return False, frozenset()
-        ends = self._end([key_id for key_id in self._holders if ended(self._records[key_id], unix)])
+            return False, Change()
+        ends = self._end([key_id for key_id in self._holders if ended(self._records[key_id], unix)], unix)
         self._next_end = min((self._ends_at[who.key_id] for who in self._holders.values()), default=_NEVER)
-        return bool(ends), ends
+        return bool(ends), Change(ends)
 
     def known(self, key: str, unix: float) -> Identity | None:
         """Whose key it is, if it was verified before and still holds."""
@@ -293,11 +296,16 @@ class Keyring:
         """How many hold now."""
         return len(self._holders)
 
-    def _end(self, key_ids: Iterable[str]) -> frozenset[str]:
-        ends = {self._holders.pop(key_id).key_id for key_id in key_ids}
+    def _end(self, key_ids: Iterable[str], unix: float) -> tuple[tuple[Identity, End], ...]:
+        ends = []
+        for key_id in key_ids:
+            record = self._records.get(key_id)
+            end = End.KEY if record is None or ended(record, unix) else End.CHANGED
+            ends.append((self._holders.pop(key_id), end))
         if ends:
-            self._verified = {digest: who for digest, who in self._verified.items() if who.key_id not in ends}
-        return frozenset(ends)
+            gone = {who.key_id for who, _ in ends}
+            self._verified = {digest: who for digest, who in self._verified.items() if who.key_id not in gone}
+        return tuple(ends)
 
     def _digest(self, key: str) -> bytes:
         return hashlib.blake2b(key.encode(), digest_size=16, key=self._secret).digest()

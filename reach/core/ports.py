@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Protocol
 
 from google.protobuf.message import Message
@@ -34,6 +35,25 @@ class Identity:
     """What its messages are signed with, if they must be (`Rights.signs`)."""
     decisions: dict[tuple[bytes, str], Decision] = field(default_factory=dict, compare=False, repr=False)
     """What was decided of its targets, by (serialised target, env); for `actors` to look up again."""
+
+
+class End(Enum):
+    """Why what somebody came in by counts no more. The text is for whoever came in by it."""
+
+    KEY = "its key was revoked or has expired"
+    CERTIFICATE = "its certificate has expired, or its authority is trusted no more"
+    CHANGED = "what it may do has changed: it has to come in anew"
+    """Its key or certificate is as good as before, and stands for something else now, or for nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What is new of the keys, or of the certificates, by which somebody comes in."""
+
+    ended: tuple[tuple[Identity, End], ...] = ()
+    """Those whose key or certificate counts no more."""
+    begun: tuple[Identity, ...] = ()
+    """Those whose key holds from now on."""
 
 
 ANYBODY = Identity()

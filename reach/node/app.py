@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -101,14 +102,15 @@ def make_engine(config: Config, unix: float, incarnation: bytes = b"", lineage: 
 
 
 @contextlib.asynccontextmanager
-async def running(config: Config) -> AsyncIterator[Node]:
+async def running(config: Config, file: Path | None = None) -> AsyncIterator[Node]:
     """A node that serves while the context is open; leaving it drains and stops it.
 
+    `file` is where `config` was read from: what may change there while the node runs is read again.
     Raises `AuditFileUnavailable`, `PortTaken`, `NameTaken`, `CertificateUnusable`, `KeysUnusable`, or
     `StoreUnavailable` if the registry cannot be used at start, within about 5 s.
     """
     lines = AuditFile(config.audit_log, boot_time) if config.audit_log else None
-    encryption = Encryption(config) if config.tls_cert else None
+    encryption = Encryption(config, file=file) if config.tls_cert else None
     store = await make_store(config)
     record = _node_record(config)
     lineage = await lineage_secrets(store)
@@ -122,7 +124,7 @@ async def running(config: Config) -> AsyncIterator[Node]:
     keys = await _keys(config, store)
     server, http = _doors(config, engine, record, secret, encryption, keys)
     if encryption is not None:
-        encryption.on_trust(lambda: parts.let_nodes_in_anew("other authorities are trusted"))
+        encryption.on_trust(lambda: parts.let_nodes_in_anew("others are trusted than before"))
     node = Node(engine, "", "", asyncio.Event(), encryption)
     duties: asyncio.Task[None] | None = None
     try:
@@ -243,9 +245,10 @@ def _node_record(config: Config) -> NodeRecord:
     )
 
 
-async def run_node(config: Config) -> int:
+async def run_node(config: Config, file: Path | None = None) -> int:
     """Serve until SIGTERM, SIGINT or `DrainNode`, drain, and give the exit code. A second signal ends it at once.
 
+    `file` as in `running`.
     A signal before the node is ready ends the start. 2: it cannot start as configured (one line says why); 1: a duty
     of the node failed while it ran.
     """
@@ -260,7 +263,7 @@ async def run_node(config: Config) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked_to_stop)
     try:
-        return await _serve(config, stop)
+        return await _serve(config, file, stop)
     except (AuditFileUnavailable, PortTaken, NameTaken, CertificateUnusable, KeysUnusable) as error:
         why = str(error)
     except SnapshotsUnavailable as error:
@@ -271,9 +274,9 @@ async def run_node(config: Config) -> int:
     return 2
 
 
-async def _serve(config: Config, stop: asyncio.Event) -> int:
+async def _serve(config: Config, file: Path | None, stop: asyncio.Event) -> int:
     async with contextlib.AsyncExitStack() as stack:
-        start = asyncio.create_task(stack.enter_async_context(running(config)), name="start")
+        start = asyncio.create_task(stack.enter_async_context(running(config, file)), name="start")
         if not await _first(start, stop):
             start.cancel()
             await asyncio.wait([start])

@@ -1,7 +1,8 @@
 """Who comes with a certificate: from what gRPC tells of the connection to a principal, and to the end of its streams.
 
 The handshake has checked that an authority vouches for the certificate and that it holds today. Both may change while
-a connection lasts, so both are looked at again: at each call, and once a second for what is open.
+a connection lasts, so both are looked at again: at each call, and once a second for what is open. So may the entries
+that say whom certificates stand for: `exchange`.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import structlog
 
 from reach.adapters.certificates import parsed, trusted
 from reach.core.access import Rights
-from reach.core.certificates import KEY_ID, Known, Named, Names
-from reach.core.ports import Identity
+from reach.core.certificates import KEY_ID, Certificate, Known, Named, Names
+from reach.core.ports import Change, End, Identity
 
 log = structlog.get_logger("reach.gate")
 
@@ -40,11 +41,12 @@ class CertifiedPrincipals:
         self._unix = unix
         self._trusted = ca()
         self._changes = 0
+        """Of authorities and of entries: who comes again after one comes as somebody else."""
         self._holders: dict[bytes, _Holder] = {}
-        self._told: Callable[[frozenset[str]], None] = lambda ended: None
+        self._told: Callable[[Change], None] = lambda change: None
 
-    def on_change(self, told: Callable[[frozenset[str]], None]) -> None:
-        """Have `told` called with the key_ids of certificates that have ended."""
+    def on_change(self, told: Callable[[Change], None]) -> None:
+        """Have `told` called with those whose certificates count no more."""
         self._told = told
 
     def identify(self, certificate: Mapping[str, Iterable[bytes]]) -> Identity | str:
@@ -92,19 +94,36 @@ class CertifiedPrincipals:
             return
         for pem, why in ended.items():
             log.warning("a certificate has ended; its streams end", names=parsed(pem).told, why=why)
-        self._told(frozenset(self._holders.pop(pem).who.key_id for pem in ended))
+        self._told(Change(tuple((self._holders.pop(pem).who, End.CERTIFICATE) for pem in ended)))
+
+    def exchange(self, entries: Iterable[Named]) -> bool:
+        """These entries count from now on. True if a certificate of a node stands for one no more."""
+        self._entries = tuple(entries)
+        self._names = Names(self._entries)
+        self._changes += 1
+        ended = []
+        for pem, holder in list(self._holders.items()):
+            now = self._who(parsed(pem), pem)
+            if isinstance(now, str) or (now, now.rights) != (holder.who, holder.who.rights):
+                why = now if isinstance(now, str) else f"principal {now.principal} now, or other rights"
+                log.warning("what a certificate allows has changed; its streams end", names=parsed(pem).told, why=why)
+                ended.append((self._holders.pop(pem).who, End.CHANGED))
+        self._told(Change(tuple(ended)))
+        return any(not who.tenant for who, _ in ended)
 
     def _met(self, pem: bytes, chain: bytes, now: float) -> _Holder | str:
         """Who comes with a certificate for the first time."""
         certificate = parsed(pem)
         if self._changes and not trusted(pem, chain, self._ca(), now):
             return f"no authority that is trusted now vouches for its certificate; its names: {certificate.told}"
-        found = self._names.who(certificate)
-        if not isinstance(found, Known):
-            return found.why
-        return _Holder(self._identity(found, pem), chain, certificate.expires_at)
+        who = self._who(certificate, pem)
+        return who if isinstance(who, str) else _Holder(who, chain, certificate.expires_at)
 
-    def _identity(self, known: Known, pem: bytes) -> Identity:
+    def _who(self, certificate: Certificate, pem: bytes) -> Identity | str:
+        """Whom it stands for by the entries; a text: why for nobody."""
+        known = self._names.who(certificate)
+        if not isinstance(known, Known):
+            return known.why
         key_id = f"{KEY_ID}{hashlib.sha256(pem).hexdigest()[:16]}-{self._changes}"
         if known.entry.node:
             return Identity("", f"node/{known.name}", key_id=key_id)

@@ -1,7 +1,8 @@
 """The node's TLS: its certificate at both doors and towards other nodes, and whom clients' certificates stand for.
 
 Files are looked at once a second. What can be used is used from the next handshake on; what cannot leaves everything as
-it was, and is told. When other authorities are trusted, whoever was let in by the former ones has to come in anew.
+it was, and is told. When other authorities are trusted, whoever was let in by the former ones has to come in anew. So
+has whoever's certificate stands for somebody else, once the configuration file says so.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import structlog
 
@@ -16,8 +18,9 @@ from agentreach.aio.tls import Tls, TlsFiles
 from reach.adapters.certificates import CertificateUnusable, NodeCertificate
 from reach.adapters.http_tls import HttpTls
 from reach.node.certified import CertifiedPrincipals
-from reach.node.config import Config, loopback
+from reach.node.config import Config, ConfigError, loopback
 from reach.node.principals import named
+from reach.node.principals_file import PrincipalsFile
 
 log = structlog.get_logger("reach.tls")
 
@@ -28,8 +31,8 @@ SOON_S = 3 * 86_400.0  # less left: told in the log, once a day
 class Encryption:
     """What `Config.tls_…` asks for. `run` it as long as the node lives."""
 
-    def __init__(self, config: Config, unix: Callable[[], float] = time.time) -> None:
-        """Raises `CertificateUnusable`."""
+    def __init__(self, config: Config, unix: Callable[[], float] = time.time, file: Path | None = None) -> None:
+        """`file` is where `config` was read from, in which `principals` may change. Raises `CertificateUnusable`."""
         files = TlsFiles(config.tls_ca, config.tls_cert, config.tls_key)
         self._certificate = NodeCertificate(files, unix)
         self._unix = unix
@@ -41,6 +44,7 @@ class Encryption:
         self.principals = (
             CertifiedPrincipals(named(config.principals), lambda: self.tls.ca, unix) if self.asks_clients else None
         )
+        self._entries = PrincipalsFile(file, config.principals) if file is not None and self.asks_clients else None
         self._http_is_old = False
         self.http: HttpTls | None = None
         """For the HTTP server, unless it listens on loopback: there `curl http://…/readyz` works as ever."""
@@ -85,13 +89,30 @@ class Encryption:
         except (CertificateUnusable, OSError) as error:
             self.reloads_failed += 1
             log.error("the certificate is not exchanged, the former one goes on", why=str(error))
+        node_is_out = await self._look_at_principals()
         if self.principals is not None:
             self.principals.look()
         if self.tls.ca != before:
             log.info("other authorities are trusted; whoever came in by the former ones comes in anew")
+        if self.tls.ca != before or node_is_out:
             for told in self._trusted_anew:
                 told()
         self._warn()
+
+    async def _look_at_principals(self) -> bool:
+        """Use those that stand in the file now. True if a node is none any more by them."""
+        if self._entries is None or self.principals is None:
+            return False
+        try:
+            entries = await asyncio.to_thread(self._entries.look)
+        except (ConfigError, ValueError) as error:
+            self.reloads_failed += 1
+            log.error("principals are not exchanged, the former ones go on", why=str(error))
+            return False
+        if entries is None:
+            return False
+        log.info("principals exchanged", entries=len(entries))
+        return self.principals.exchange(entries)
 
     def _warn(self) -> None:
         now = self._unix()

@@ -283,7 +283,7 @@ class Engine(Steering):
         entry = b""
         with self.step():
             mesh.invoke(state, call, who, envelope)
-        let_go = self.holders.call(who, lambda: self._hang_up(call, who))  # also while its client takes no item
+        let_go = self.holders.call(who, lambda _: self._hang_up(call, who))  # also while its client takes no item
         try:
             while True:
                 while call.replies:

@@ -18,7 +18,7 @@ from agentreach.wire.errors import failure
 from reach.core import access, auditing, doors, quotas, revoking
 from reach.core.access import Rights
 from reach.core.doors import Needs, Unshown
-from reach.core.ports import ANYBODY, ASKED_ALONE, ASKED_FOR, OWNERS_TENANT, Identity, MeshFailure, TurnedAway
+from reach.core.ports import ANYBODY, ASKED_ALONE, ASKED_FOR, OWNERS_TENANT, Change, Identity, MeshFailure, TurnedAway
 from reach.core.state import State
 from reach.node.config import Config, loopback
 from reach.node.holders import Holders
@@ -48,8 +48,8 @@ class Keys(Protocol):
         """By (tenant, principal): what all its valid keys allow together."""
         ...
 
-    def on_change(self, told: Callable[[frozenset[str]], None]) -> None:
-        """Have `told` called after each change, with the ids of the keys that have ended."""
+    def on_change(self, told: Callable[[Change], None]) -> None:
+        """Have `told` called after each change, with what is new."""
         ...
 
 
@@ -68,8 +68,8 @@ class Certificates(Protocol):
         """The same of one that is."""
         ...
 
-    def on_change(self, told: Callable[[frozenset[str]], None]) -> None:
-        """Have `told` called after each change, with the key_ids of the certificates that have ended."""
+    def on_change(self, told: Callable[[Change], None]) -> None:
+        """Have `told` called after each change, with what is new."""
         ...
 
 
@@ -105,7 +105,7 @@ class Gatekeeper:
             self._limited = state.quotas is not None
             if certificates is not None:
                 state.named = certificates.named
-        self._changed(frozenset())
+        self._changed(Change())
         for known in (keys, certificates):
             if known is not None:
                 known.on_change(self._changed)
@@ -265,20 +265,21 @@ class Gatekeeper:
             self.turned_away(method, refused, "")
         return refused
 
-    def _changed(self, ended: frozenset[str]) -> None:
+    def _changed(self, change: Change) -> None:
+        ends = {who.key_id: end for who, end in change.ended}
         principals: dict[tuple[str, str], Rights] = {}
         for known in (self._keys, self._certificates):
             if known is not None:
                 principals |= known.principals()
         with self._step() as state:
             state.principals = principals
-            for key_id in sorted(ended):
-                about = {"key_id": key_id.partition("#")[0]}
-                why = "it was revoked, has expired, is gone, or allows something else now"
-                state.effects.append(auditing.line("key.ended", None, "", about, why=why))
-            if ended:
-                revoking.revoked(state, ended)
-        self._holders.wake(ended)
+            for who, end in change.ended:
+                auditing.key(state, "key.ended", who, end.value)
+            for who in change.begun:
+                auditing.key(state, "key.begun", who)
+            if ends:
+                revoking.revoked(state, ends)
+        self._holders.wake(ends)
 
 
 def introduction(secret: bytes, node_id: str) -> Callable[[str, Identity | None], tuple[tuple[str, str], ...]]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from agentreach.v1 import error_pb2 as codes
 from agentreach.wire.errors import failure
-from reach.core.ports import Identity, MeshFailure
-from reach.core.revoking import WHY
+from reach.core.ports import End, Identity, MeshFailure
 
 ENDED_MAX = 100_000  # key_ids that are remembered as ended, for calls that were let in before; certificates end hourly
 
@@ -19,8 +18,8 @@ class Holders:
 
     def __init__(self) -> None:
         self._events: dict[str, set[asyncio.Event]] = {}
-        self._calls: dict[str, set[Callable[[], None]]] = {}
-        self._ended: dict[str, None] = {}
+        self._calls: dict[str, set[Callable[[End], None]]] = {}
+        self._ended: dict[str, End] = {}
 
     @contextlib.contextmanager
     def hold(self, who: Identity, event: asyncio.Event) -> Iterator[None]:
@@ -37,8 +36,8 @@ class Holders:
             if not events:
                 self._events.pop(who.key_id, None)
 
-    def call(self, who: Identity, end: Callable[[], None]) -> Callable[[], None]:
-        """Have `end` called once the key of `who` ends; what undoes this again is returned."""
+    def call(self, who: Identity, end: Callable[[End], None]) -> Callable[[], None]:
+        """Have `end` called, with the reason, once the key of `who` ends; what undoes this again is returned."""
         if not who.key_id:
             return lambda: None
         calls = self._calls.setdefault(who.key_id, set())
@@ -53,16 +52,16 @@ class Holders:
 
     def check(self, who: Identity, *, begun: bool = False) -> None:
         """Raise `MeshFailure` UNAUTHENTICATED if its key has ended. `begun`: what it asked for may have run."""
-        if who.key_id and who.key_id in self._ended:
-            raise MeshFailure(failure(codes.UNAUTHENTICATED, WHY, may_have_executed=begun))
+        if who.key_id and (end := self._ended.get(who.key_id)) is not None:
+            raise MeshFailure(failure(codes.UNAUTHENTICATED, end.value, may_have_executed=begun))
 
-    def wake(self, ended: frozenset[str]) -> None:
-        """These keys have ended."""
-        self._ended.update(dict.fromkeys(ended))
+    def wake(self, ended: Mapping[str, End]) -> None:
+        """These keys, by key_id, have ended."""
+        self._ended.update(ended)
         while len(self._ended) > ENDED_MAX:
             del self._ended[next(iter(self._ended))]
-        for key_id in ended:
+        for key_id, end in ended.items():
             for event in self._events.get(key_id, ()):
                 event.set()
-            for end in tuple(self._calls.get(key_id, ())):
-                end()
+            for told in tuple(self._calls.get(key_id, ())):
+                told(end)

@@ -17,7 +17,7 @@ from agentreach.v1.peer_pb2 import StoredKey
 from reach.core import keyring
 from reach.core.access import Rights
 from reach.core.keyring import Kept, Keyring, KeysUnusable
-from reach.core.ports import Identity
+from reach.core.ports import Change, Identity
 
 log = structlog.get_logger("reach.keys")
 
@@ -67,7 +67,7 @@ class ApiKeys:
         self._unix = unix
         self._ring = Keyring(secret)
         self._slots = asyncio.Semaphore(_AT_A_TIME)
-        self._told: Callable[[frozenset[str]], None] = lambda ended: None
+        self._told: Callable[[Change], None] = lambda change: None
         self._used: dict[str, float] = {}
         self.stale = False
         """The store cannot be read: what was known goes on."""
@@ -106,7 +106,7 @@ class ApiKeys:
         """See `reach.node.gate.Keys`."""
         return self._ring.principals()
 
-    def on_change(self, told: Callable[[frozenset[str]], None]) -> None:
+    def on_change(self, told: Callable[[Change], None]) -> None:
         """See `reach.node.gate.Keys`."""
         self._told = told
 
@@ -163,11 +163,11 @@ class ApiKeys:
             await asyncio.sleep(LOOK_S)
             self._changed(*self._ring.look(self._unix()))
 
-    def _changed(self, anything: bool, ends: frozenset[str]) -> None:
+    def _changed(self, anything: bool, change: Change) -> None:
         if not anything:
             return
-        log.info("API keys", usable=self._ring.usable, ended=sorted(key_id.partition("#")[0] for key_id in ends))
-        self._told(ends)
+        log.info("API keys", usable=self._ring.usable, ended=sorted(keyring.key_id_of(who) for who, _ in change.ended))
+        self._told(change)
 
     async def _tell_used(self) -> None:
         while True:

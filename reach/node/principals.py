@@ -25,8 +25,13 @@ _PRINCIPAL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}")
 _ENV = re.compile(r"\*|[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
-def named(table: Mapping[str, Any]) -> tuple[Named, ...]:
-    """The entries. Raises `ValueError` in one line that names the entry and what is wrong with it."""
+def named(table: Mapping[str, Any], *, needed: bool = False) -> tuple[Named, ...]:
+    """The entries; `needed`: at least one. Raises `ValueError` in one line that names the entry and what is wrong."""
+    if needed and not table:
+        raise ValueError(
+            "auth is mtls and principals is empty: nobody could get in; say in a configuration file whom certificates "
+            "stand for, as docs/howto/tls.md shows"
+        )
     if len(table) > PRINCIPALS_MAX:
         raise ValueError(f"principals has {len(table)} entries; at most {PRINCIPALS_MAX} are allowed")
     return tuple(_entry(name, fields) for name, fields in table.items())

@@ -46,7 +46,7 @@ class Config:
     tls_ca: str = text("", "File with the certificates of the authorities that vouch for clients and for other nodes.")
     principals: Mapping[str, Mapping[str, Any]] = tables(
         "Whom certificates stand for when auth is mtls, and what they may do: a table for each name in a certificate, "
-        "as docs/howto/tls.md shows. A certificate without one is refused."
+        "as docs/howto/tls.md shows; read again when the file changes. A certificate without one is refused."
     )
     health_access: str = text("open", "grpc.health.v1 answers: open, anybody; closed, who is let in by auth.")
     reflection_access: str = text(

@@ -19,7 +19,7 @@ from reach.node.silence import Silence
 
 if TYPE_CHECKING:
     from reach.core.peers import Peer
-    from reach.core.ports import Identity
+    from reach.core.ports import End, Identity
     from reach.node.engine import Engine
 
 log = structlog.get_logger("reach.link")
@@ -171,9 +171,9 @@ class Stream(Carrier):
         with self._engine.step() as state:
             links.farewell(state, self._peer, Goodbye.PROTOCOL_ERROR, why)
 
-    def _key_ended(self) -> None:
+    def _key_ended(self, end: End) -> None:
         """What it was opened with counts no more, and it has not said hello: a link is ended by the core."""
-        self._refuse(revoking.WHY, revoking.goodbye_of(self._who.key_id))
+        self._refuse(end.value, revoking.goodbye_of(end))
 
     def _refuse(self, why: str, code: Goodbye.Code.ValueType = Goodbye.PROTOCOL_ERROR) -> None:
         """End a stream that never became a link."""

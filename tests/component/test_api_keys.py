@@ -22,7 +22,7 @@ from reach.core import keyring
 from reach.core.access import Rights
 from reach.core.keyring import Kept, KeysUnusable
 from reach.core.lineage import LineageKeys
-from reach.core.ports import ANYBODY, Identity, MeshFailure
+from reach.core.ports import ANYBODY, End, Identity, MeshFailure
 from reach.core.rules import Rules
 from reach.core.state import State
 from reach.core.store import Delete, Put
@@ -274,9 +274,9 @@ async def test_a_streamed_reply_that_is_not_read_ends_with_its_key_down_to_the_h
             envelope = Envelope(target=Target(agent_type="numbers"), timeout_ms=60_000)
             async with contextlib.aclosing(node.engine.invoke_stream(envelope, who, None)) as replies:
                 await anext(replies)
-                node.engine.holders.wake(frozenset({"k2#1"}))
+                node.engine.holders.wake({"k2#1": End.KEY})
                 assert node.engine.state.unsettled == 1
-                node.engine.holders.wake(frozenset({"k1#1"}))
+                node.engine.holders.wake({"k1#1": End.KEY})
                 await over.wait()
                 with pytest.raises(MeshFailure) as refused:
                     await anext(replies)

@@ -19,7 +19,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from agent_sdk import Agent, Unauthenticated, connect
+from agent_sdk import Agent, PermissionDenied, Unauthenticated, connect
 from agentreach.v1.admin_pb2 import CreateKeyRequest
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.registry_pb2 import ListAgentsRequest, WatchAgentsReply, WatchAgentsRequest
@@ -392,6 +392,29 @@ async def test_a_key_revoked_at_one_node_ends_at_every_node(etcd: EtcdCluster) -
 
 
 # ---- the SDK and the command line ----
+
+
+async def test_whoever_has_a_key_that_allows_something_else_comes_back_with_that(keys: KeysFile) -> None:
+    """The page said so, and the SDK took it for a key that was revoked and never came again."""
+    agents, caller = keys.add("agents", **EVERYTHING), keys.add("caller", may_call=["x"])
+    with guarded(keys) as node:
+        agent = Agent("y", url=node.grpc, api_key=agents, own_link=True)
+
+        @agent.handler
+        async def echo(data: object) -> object:
+            return data
+
+        async with agent, connect(node.grpc, api_key=caller, own_link=True) as mesh:
+            with pytest.raises(PermissionDenied):
+                await mesh.request("hi", agent_type="y", timeout=5)
+            keys.change(caller, may_call=["y"])
+            async with asyncio.timeout(REVOKED_S):
+                while True:
+                    with contextlib.suppress(PermissionDenied, Unauthenticated):
+                        assert (await mesh.request("hi", agent_type="y", timeout=5)).data == "hi"
+                        break
+            with pytest.raises(PermissionDenied):
+                await mesh.request("hi", agent_type="x", timeout=5)
 
 
 async def test_a_refused_key_ends_callers_and_agents_of_the_sdk_at_once(keys: KeysFile) -> None:

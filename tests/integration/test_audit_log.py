@@ -190,7 +190,20 @@ async def test_the_nodes_log_lines_of_an_operators_call_have_the_trace_id_of_its
 async def test_a_revoked_key_is_told_once_it_has_ended(mesh: Mesh) -> None:
     mesh.keys.revoke(mesh.acme)
     line = await mesh.line("key.ended")
-    assert line["about"] == {"key_id": key_id(mesh.acme)}
+    assert line["about"] == {"key_id": key_id(mesh.acme)} and "revoked" in line["why"]
+    assert (line["tenant"], line["principal"], line["key_id"]) == ("default", "acme", key_id(mesh.acme))
+
+
+async def test_a_key_that_was_made_in_the_file_is_told_by_whoever_follows_it(mesh: Mesh) -> None:
+    """Who has the file in hands asks no node: the first that was heard of such a key was what it did."""
+    made = mesh.keys.add("mallory", admin=True)
+    line = await mesh.line("key.begun")
+    assert (line["tenant"], line["principal"], line["key_id"]) == ("default", "mallory", key_id(made))
+    mesh.keys.change(made, may_call=["*"])
+    ended = await mesh.line("key.ended")
+    assert ended["key_id"] == key_id(made) and "has changed" in ended["why"]
+    assert [line["principal"] for line in mesh.lines("key.begun")] == ["mallory"] * 2
+    assert made not in mesh.path.read_text()
 
 
 async def test_a_rotated_file_is_left_for_a_new_one_on_sighup_and_nothing_is_lost(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from agentreach.v1.admin_pb2 import CreateKeyRequest, RotateKeyRequest
 from reach.adapters.etcd import EtcdStore
 from reach.adapters.memory_store import MemoryStore
 from reach.core.keyring import KeyRefused, KeysUnusable
+from reach.core.ports import Change
 from reach.node.key_desk import StoreDesk
 from reach.node.key_stores import FileOfKeys
 from reach.node.keys import ApiKeys, KeyStore
@@ -60,8 +61,8 @@ class Node:
         self.changed = asyncio.Event()
         self.keys.on_change(self._told)
 
-    def _told(self, ended: frozenset[str]) -> None:
-        self.ended |= ended
+    def _told(self, change: Change) -> None:
+        self.ended |= {who.key_id for who, _ in change.ended}
         self.changed.set()
 
     async def until(self, holds: Callable[[], bool]) -> None:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import socket
 import ssl
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -34,12 +36,13 @@ from agent_sdk import sync as sdk_sync
 from agentreach.v1 import registry_pb2
 from reach.adapters.admin_client import AdminClient, NodeUnreached
 from reach.adapters.dev_certificates import Authority
+from reach.core.agents import HEALTHY
 from reach.core.ports import MeshFailure
 from reach.node import encryption
 from reach.node.app import Node, running
 from tests.support.certificates import Folder
 from tests.support.node import config
-from tests.support.tls import Issuer, files_of, nobody
+from tests.support.tls import PRINCIPALS, Issuer, files_of, nobody
 from tools.faultproxy import FaultProxy
 
 ENDED_S = 5.0  # a certificate's end reaches an open stream within so long
@@ -295,6 +298,114 @@ async def _eventually(true: Callable[[], bool], limit_s: float = ENDED_S) -> Non
     async with asyncio.timeout(limit_s):
         while not true():  # noqa: ASYNC110 - what becomes true elsewhere has no event
             await asyncio.sleep(0.02)
+
+
+# ---- entries change ----
+
+
+async def test_who_is_taken_out_of_the_configuration_is_out_and_others_stay(issuer: Issuer, tmp_path: Path) -> None:
+    file = Entries(tmp_path / "reach.toml")
+    ended = asyncio.Event()
+    async with running(config(**issuer.settings()), file.path) as node, contextlib.AsyncExitStack() as stack:
+        url = node.grpc_address
+        slow = Agent("b", url=url, tls=issuer.client("b"), own_link=True)
+
+        @slow.handler
+        async def work(data: object) -> object:
+            if data == "long":
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    ended.set()
+            return data
+
+        await stack.enter_async_context(slow)
+        goes = await stack.enter_async_context(connect(url, tls=issuer.client("a"), own_link=True))
+        stays = await stack.enter_async_context(
+            connect(url, tls=issuer.client("team-x", "spiffe://test/team/x"), own_link=True)
+        )
+        under_way = asyncio.create_task(goes.request("long", agent_type="b", timeout=60))
+        await _eventually(lambda: node.engine.state.unsettled == 1)
+        links = {peer.link_id for peer in node.engine.state.peers.values() if peer.who.principal != "a"}
+        file.put({name: entry for name, entry in PRINCIPALS.items() if name != "spiffe://test/a"})
+        async with asyncio.timeout(ENDED_S):
+            await ended.wait()
+            with pytest.raises(Unauthenticated):
+                await under_way
+        with pytest.raises((Unauthenticated, ConnectFailed, Timeout)):
+            await goes.request("hi", agent_type="b", timeout=1.0)
+        assert (await stays.request("hi", agent_type="b", timeout=5)).data == "hi"
+        assert {peer.link_id for peer in node.engine.state.peers.values()} == links, "nobody else had to come anew"
+        file.put(PRINCIPALS)
+        await _eventually(lambda: node.engine.state.principals.get(("default", "a")) is not None)
+        async with connect(url, tls=issuer.client("a"), own_link=True) as again:
+            assert (await again.request("hi", agent_type="b", timeout=5)).data == "hi"
+
+
+async def test_who_may_less_by_the_configuration_comes_back_with_what_is_left(issuer: Issuer, tmp_path: Path) -> None:
+    file = Entries(tmp_path / "reach.toml")
+    async with running(config(**issuer.settings()), file.path) as node, contextlib.AsyncExitStack() as stack:
+        url = node.grpc_address
+        await stack.enter_async_context(echoing("b", url, issuer.client("b")))
+        await stack.enter_async_context(echoing("a", url, issuer.client("a")))
+        mesh = await stack.enter_async_context(connect(url, tls=issuer.client("b"), own_link=True))
+        assert (await mesh.request("hi", agent_type="a", timeout=5)).data == "hi"
+        admin = await stack.enter_async_context(AdminClient([url], tls=files_of(issuer.client("root"))))
+        await admin.get_node()
+        less = {"spiffe://test/b": {"principal": "b", "may_register": ["b"], "may_call": ["b"]},
+                "spiffe://test/root": {"principal": "root"}}  # fmt: skip
+        links = {peer.link_id for peer in node.engine.state.peers.values() if peer.who.principal == "b"}
+        file.put(PRINCIPALS | less)
+        peers = node.engine.state.peers
+        await _eventually(lambda: links.isdisjoint(peers) and len(peers) == 3 and "b" in at_work(node))
+        assert (await mesh.request("hi", agent_type="b", timeout=5)).data == "hi", "the agent and the caller are back"
+        with pytest.raises(PermissionDenied):
+            await mesh.request("hi", agent_type="a", timeout=5)
+        with pytest.raises(MeshFailure, match="no admin"):  # its connection stands still
+            await admin.get_node()
+        file.put(PRINCIPALS | less | {"spiffe://test/b": {"principal": "b", "may_call": ["*"]}})
+        await _eventually(lambda: at_work(node) == {"a"})
+
+
+async def test_what_cannot_be_used_leaves_the_former_entries_in_place(
+    issuer: Issuer, tmp_path: Path, told: list[str]
+) -> None:
+    file = Entries(tmp_path / "reach.toml")
+    async with (
+        running(config(**issuer.settings()), file.path) as node,
+        connect(node.grpc_address, tls=issuer.client("b"), own_link=True) as mesh,
+    ):
+        file.put({})
+        await _eventually(lambda: any("principals are not exchanged" in line for line in told))
+        assert node.encryption is not None and node.encryption.reloads_failed == 1
+        with pytest.raises(NoRoute):
+            await mesh.request("hi", agent_type="a", timeout=5)
+
+
+def at_work(node: Node) -> set[str]:
+    """The types of the agents that can be given work."""
+    agents = node.engine.state.directory.agents_in("default", "production")
+    return {agent.agent_type for agent in agents if agent.status == HEALTHY}
+
+
+class Entries:
+    """A configuration file with the table `principals`, to be changed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.put(PRINCIPALS)
+
+    def put(self, table: Mapping[str, Mapping[str, Any]]) -> None:
+        lines: list[str] = []
+        for name, entry in table.items():
+            # What JSON writes of texts, lists of them and switches is TOML.
+            lines += [
+                f"[principals.{json.dumps(name)}]",
+                *(f"{key} = {json.dumps(each)}" for key, each in entry.items()),
+            ]
+        new = self.path.with_suffix(".new")
+        new.write_text("\n".join(lines))
+        new.replace(self.path)
 
 
 # ---- certificates change ----

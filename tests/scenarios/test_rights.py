@@ -12,7 +12,7 @@ from agentreach.v1.frame_pb2 import Signal
 from agentreach.v1.registry_pb2 import AgentRecord
 from reach.core import redriving, revoking
 from reach.core.access import Patterns, Rights
-from reach.core.ports import Identity
+from reach.core.ports import End, Identity
 from reach.core.watching import Watcher
 from tests.support.core import CoreMesh, Process, record
 
@@ -552,7 +552,7 @@ class TestRevocation:
         stays.request(agent_type="full")
         waiting = gone.request(agent_type="full")
         with core.step() as state:
-            revoking.revoked(state, frozenset({"k1"}))
+            revoking.revoked(state, {"k1": End.KEY})
         core.pump()
         told = {each: gone.error_of(each) for each in (theirs, waiting)}
         assert {each.code for each in told.values()} == {codes.UNAUTHENTICATED}
@@ -575,17 +575,49 @@ class TestRevocation:
         b = core.agent("b/1", known(core, "svc", key="k3"))
         accepted = alice.request(agent_type="b", reply_topic="r", timeout_ms=600_000)
         with core.step() as state:
-            revoking.revoked(state, frozenset({"k0", "k1"}))  # another key of hers is left
+            revoking.revoked(state, {"k0": End.KEY, "k1": End.KEY})  # another key of hers is left
         core.pump()
         assert not b.cancels
         known(core, "alice", tenant="elsewhere")  # whose name is no matter
         del core.state.principals["default", "alice"]
         with core.step() as state:
-            revoking.revoked(state, frozenset({"k2"}))
+            revoking.revoked(state, {"k2": End.KEY})
         core.pump()
         assert [each.correlation_id for each in b.cancels] == [accepted]
         (told,) = ear.callbacks
         assert told.correlation_id == accepted and told.error.code == codes.CANCELLED
+
+    def test_what_allows_something_else_now_ends_as_a_key_does_and_its_process_may_come_again(self):
+        core = CoreMesh()
+        alice = core.caller("alice", known(core, "alice", key="k1"))
+        b = core.agent("b/1", known(core, "svc", key="k3"))
+        sent = alice.request(agent_type="b")
+        with core.step() as state:
+            revoking.revoked(state, {"k1": End.CHANGED})
+        core.pump()
+        assert alice.error_of(sent).code == codes.UNAUTHENTICATED
+        assert [each.correlation_id for each in b.cancels] == [sent]
+        assert alice.goodbye is not None and alice.goodbye.code == frames.Goodbye.PROTOCOL_ERROR
+        assert not any(peer.who.key_id == "k1" for peer in core.state.peers.values())
+
+    def test_what_is_done_for_who_is_called_as_its_certificate_is_goes_on_while_there_is_an_entry(self):
+        core = CoreMesh()
+        name = "spiffe://test/alice"
+        who = known(core, name, key="k1")
+        core.state.named = lambda tenant, principal: who.rights if principal == name else None
+        del core.state.principals["default", name]
+        alice = core.caller("alice", who)
+        b = core.agent("b/1", known(core, "svc", key="k3"))
+        accepted = alice.request(agent_type="b", reply_topic="r", timeout_ms=600_000)
+        with core.step() as state:
+            revoking.revoked(state, {"k7": End.CHANGED})
+        core.pump()
+        assert not b.cancels
+        core.state.named = lambda tenant, principal: None
+        with core.step() as state:
+            revoking.revoked(state, {"k7": End.CHANGED})
+        core.pump()
+        assert [each.correlation_id for each in b.cancels] == [accepted]
 
     def test_agents_of_a_key_that_ends_are_gone_at_once_and_their_callers_told(self):
         core = CoreMesh()
@@ -593,7 +625,7 @@ class TestRevocation:
         b = core.agent("b/1", known(core, "svc", key="k3"))
         sent = alice.request(agent_type="b")
         with core.step() as state:
-            revoking.revoked(state, frozenset({"k3"}))
+            revoking.revoked(state, {"k3": End.KEY})
         core.pump()
         assert b.goodbye is not None
         core.advance(3)
@@ -607,7 +639,7 @@ class TestRevocation:
         token = b.welcome.resume_token if b.welcome is not None else b""
         b.cut()
         with core.step() as state:
-            revoking.revoked(state, frozenset({"k3"}))
+            revoking.revoked(state, {"k3": End.KEY})
         core.pump()
         assert token not in core.state.tokens and not core.state.peers
 

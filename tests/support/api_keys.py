@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentreach.v1.admin_pb2 import KeyInfo
+from agentreach.v1.peer_pb2 import StoredKey
 from reach.adapters.key_file import KeyFile
 from reach.core import key_orders, keyring
 from reach.core.key_orders import Minted
@@ -62,6 +63,20 @@ class KeysFile:
 
         self.file.change(decide)
         return issued[-1]
+
+    def change(self, key: str, **rights: Any) -> None:
+        """Have it allow these from now on in place of what it allowed, as by an editor."""
+
+        def decide(kept: Kept) -> Kept:
+            records = [StoredKey.FromString(record.SerializeToString()) for record in kept.records]
+            for record in records:
+                if record.info.key_id == key_id(key):
+                    for name, patterns in rights.items():
+                        record.info.ClearField(name)  # type: ignore[arg-type]  # the caller's to spell
+                        getattr(record.info, name).extend(patterns)
+            return Kept(kept.lookup_key, tuple(records))
+
+        self.file.change(decide)
 
     def revoke(self, key: str) -> None:
         """End it now."""

@@ -10,6 +10,7 @@ from agentreach.v1.admin_pb2 import KeyInfo
 from agentreach.v1.peer_pb2 import StoredKey
 from reach.core import keyring
 from reach.core.keyring import Kept, Keyring
+from reach.core.ports import Change, End
 from tests.support.api_keys import info, minted
 
 NOW = 1_000_000.0
@@ -26,6 +27,11 @@ def ring(*records: StoredKey, at: float = NOW) -> Keyring:
     made = Keyring(b"p" * 32)
     made.take(Kept(LOOKUP_KEY, records), at)
     return made
+
+
+def ended_by(change: tuple[bool, Change]) -> dict[str, End]:
+    """By key_id: how those ended that did."""
+    return {who.key_id: end for who, end in change[1].ended}
 
 
 def let_in(made: Keyring, key: str, at: float = NOW) -> str:
@@ -92,10 +98,10 @@ def test_an_expired_key_ends_at_its_time_to_the_second() -> None:
     new = minted()
     made = ring(record(new.key, expires_in_s=10.0))
     key_id = let_in(made, new.key)
-    assert made.known(new.key, NOW + 9.9) is not None and made.look(NOW + 9.9) == (False, frozenset())
+    assert made.known(new.key, NOW + 9.9) is not None and made.look(NOW + 9.9) == (False, Change())
     assert made.known(new.key, NOW + 10) is None and made.candidate(new.key, NOW + 10) is None
-    assert made.look(NOW + 10) == (True, {key_id})
-    assert made.look(NOW + 11) == (False, frozenset()) and made.principals() == {}
+    assert ended_by(made.look(NOW + 10)) == {key_id: End.KEY}
+    assert made.look(NOW + 11) == (False, Change()) and made.principals() == {}
 
 
 def test_a_revoked_key_and_one_that_is_gone_end_and_are_told_once() -> None:
@@ -106,9 +112,9 @@ def test_a_revoked_key_and_one_that_is_gone_end_and_are_told_once() -> None:
     revoked = StoredKey()
     revoked.CopyFrom(kept)
     revoked.revoked_at.CopyFrom(keyring.stamp(NOW))
-    assert made.take(Kept(LOOKUP_KEY, (revoked,)), NOW + 1) == (True, ids)
+    assert ended_by(made.take(Kept(LOOKUP_KEY, (revoked,)), NOW + 1)) == dict.fromkeys(ids, End.KEY)
     assert made.known(new.key, NOW + 1) is None and made.known(other.key, NOW + 1) is None
-    assert made.take(Kept(LOOKUP_KEY, (revoked,)), NOW + 2) == (False, frozenset())
+    assert made.take(Kept(LOOKUP_KEY, (revoked,)), NOW + 2) == (False, Change())
     assert made.usable == 0
 
 
@@ -116,8 +122,9 @@ def test_a_key_that_comes_back_is_held_under_another_id_and_the_ended_one_stays_
     new = minted()
     made = ring(record(new.key))
     before = let_in(made, new.key)
-    assert made.take(Kept(LOOKUP_KEY, ()), NOW)[1] == {before}
-    made.take(Kept(LOOKUP_KEY, (record(new.key),)), NOW)
+    assert ended_by(made.take(Kept(LOOKUP_KEY, ()), NOW)) == {before: End.KEY}
+    _, change = made.take(Kept(LOOKUP_KEY, (record(new.key),)), NOW)
+    assert [who.principal for who in change.begun] == ["alice"] and not change.ended
     assert made.known(new.key, NOW) is None, "it must be proved again"
     after = let_in(made, new.key)
     assert after and after != before
@@ -127,8 +134,8 @@ def test_a_key_with_other_rights_ends_so_that_its_streams_are_opened_anew() -> N
     new = minted()
     made = ring(record(new.key, may_call=["a"]))
     before = let_in(made, new.key)
-    anything, ends = made.take(Kept(LOOKUP_KEY, (record(new.key, may_call=["b"]),)), NOW)
-    assert anything and ends == {before}
+    change = made.take(Kept(LOOKUP_KEY, (record(new.key, may_call=["b"]),)), NOW)
+    assert ended_by(change) == {before: End.CHANGED}, "its holder may come again"
     assert let_in(made, new.key) != before
     who = made.known(new.key, NOW)
     assert who is not None and who.rights is not None and who.rights.call.texts == ("b",)
@@ -145,16 +152,16 @@ def test_its_holder_is_known_with_the_secret_that_it_signs_with() -> None:
     other = StoredKey()
     other.CopyFrom(kept)
     other.signing_secret = b"h" * 32
-    assert made.take(Kept(LOOKUP_KEY, (other,)), NOW)[1] == {who.key_id}
+    assert ended_by(made.take(Kept(LOOKUP_KEY, (other,)), NOW)) == {who.key_id: End.CHANGED}
 
 
 def test_a_key_that_shall_end_later_goes_on_until_then() -> None:
     new = minted()
     made = ring(record(new.key))
     key_id = let_in(made, new.key)
-    assert made.take(Kept(LOOKUP_KEY, (record(new.key, expires_in_s=5.0),)), NOW) == (True, frozenset())
+    assert made.take(Kept(LOOKUP_KEY, (record(new.key, expires_in_s=5.0),)), NOW) == (True, Change())
     assert made.known(new.key, NOW + 4) is not None
-    assert made.look(NOW + 5)[1] == {key_id}
+    assert ended_by(made.look(NOW + 5)) == {key_id: End.KEY}
 
 
 def test_a_proof_that_took_until_the_key_was_gone_counts_for_nothing() -> None:
@@ -181,7 +188,7 @@ def test_a_key_that_is_another_tenants_now_ends() -> None:
     new = minted()
     made = ring(record(new.key))
     before = let_in(made, new.key)
-    assert made.take(Kept(LOOKUP_KEY, (record(new.key, tenant="acme"),)), NOW)[1] == {before}
+    assert ended_by(made.take(Kept(LOOKUP_KEY, (record(new.key, tenant="acme"),)), NOW)) == {before: End.CHANGED}
     assert let_in(made, new.key) and set(made.principals()) == {("acme", "alice")}
 
 

@@ -13,7 +13,7 @@ from agentreach.v1 import error_pb2 as codes
 from reach.core import doors
 from reach.core.access import Rights
 from reach.core.lineage import LineageKeys
-from reach.core.ports import ASKED_ALONE, ASKED_FOR, Identity, MeshFailure
+from reach.core.ports import ASKED_ALONE, ASKED_FOR, Change, End, Identity, MeshFailure
 from reach.core.rules import Rules
 from reach.core.state import State
 from reach.node.gate import REFUSALS_LOGGED_PER_S, Gatekeeper, introduction
@@ -33,7 +33,7 @@ class KeysInMemory:
 
     def __init__(self, **holders: Identity) -> None:
         self.holders = holders
-        self.told: Callable[[frozenset[str]], None] = lambda ended: None
+        self.told: Callable[[Change], None] = lambda change: None
         self.looked_up = 0
 
     def known(self, key: str) -> Identity | None:
@@ -47,7 +47,7 @@ class KeysInMemory:
     def principals(self) -> dict[tuple[str, str], Rights]:
         return {(who.tenant, who.principal): who.rights for who in self.holders.values() if who.rights is not None}
 
-    def on_change(self, told: Callable[[frozenset[str]], None]) -> None:
+    def on_change(self, told: Callable[[Change], None]) -> None:
         self.told = told
 
 
@@ -189,7 +189,7 @@ async def test_a_change_of_keys_changes_principals_and_wakes_who_waits_on_one_th
     waits, stays = asyncio.Event(), asyncio.Event()
     with scene.holders.hold(alice, waits), scene.holders.hold(root, stays):
         del scene.keys.holders["plain"]
-        scene.keys.told(frozenset({"k1"}))
+        scene.keys.told(Change(((alice, End.KEY),)))
         assert waits.is_set() and not stays.is_set()
     assert ("default", "alice") not in scene.state.principals
     scene.holders.check(root)
@@ -203,7 +203,7 @@ def test_keys_that_have_ended_are_remembered_up_to_a_bound(monkeypatch: pytest.M
     monkeypatch.setattr("reach.node.holders.ENDED_MAX", 3)
     holders = Holders()
     for number in range(5):
-        holders.wake(frozenset({f"k{number}"}))
+        holders.wake({f"k{number}": End.KEY})
     for number, ended in enumerate((False, False, True, True, True)):
         with pytest.raises(MeshFailure) if ended else contextlib.nullcontext():
             holders.check(Identity("default", "alice", Rights(), f"k{number}"))
