@@ -310,6 +310,21 @@ def within(rights: Rights | None) -> frozenset[str] | None:
     return rights.within if rights is not None else None
 
 
+def narrowed(rights: Rights, within: frozenset[str] | None) -> Rights | None:
+    """What of these rights somebody may be told of who is told of these envs alone; None: nothing.
+
+    Rights in all envs stay so: that tells no name of any.
+    """
+    if within is None:
+        return rights
+    told = []
+    for each in _apart(rights):
+        envs = each.envs if "*" in each.envs else each.envs & within
+        if envs:
+            told.append(replace(each, envs=envs))
+    return replace(told[0], also=tuple(told[1:])) if told else None
+
+
 def may_administer(rights: Rights | None, *, who: str = "this principal") -> Decision:
     """Whether AdminService may be used."""
     if rights is None:

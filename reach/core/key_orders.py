@@ -1,7 +1,8 @@
 """What people have done to API keys: one made, one ended, one exchanged for another.
 
 An admin of a tenant has a say about the keys of that tenant, and about rights within its own envs; what concerns all
-tenants (metrics, other tenants' keys) is for the admins of those who run the mesh.
+tenants (metrics, other tenants' keys) is for the admins of those who run the mesh. It sees the keys that hold in one of
+its envs.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.admin_pb2 import KeyInfo
 from agentreach.v1.peer_pb2 import StoredKey
-from reach.core import keyring
+from reach.core import access, keyring
 from reach.core.keyring import Kept, KeyRefused
 from reach.core.ports import OWNERS_TENANT, Identity
 
@@ -105,11 +106,28 @@ def rotate(
 
 
 def visible(records: Iterable[StoredKey], by: Identity | None) -> list[StoredKey]:
-    """Those that somebody has a say about, the eldest first."""
+    """Those that somebody may see, the eldest first."""
     return sorted(
-        (record for record in records if _may_see(by, record.info.tenant)),
+        (record for record in records if may_see(by, record.info)),
         key=lambda record: (keyring.unix_of(record.info.created_at), record.info.key_id),
     )
+
+
+def may_see(by: Identity | None, info: KeyInfo) -> bool:
+    """Whether somebody is told that there is this key."""
+    within = access.within(by.rights) if by is not None else None
+    envs = set(info.envs or ("*",))
+    return _is_of(by, info.tenant) and (within is None or "*" in envs or not envs.isdisjoint(within))
+
+
+def shown(info: KeyInfo, by: Identity | None) -> KeyInfo:
+    """What somebody who may see a key is told of it: of its envs those that are also its own."""
+    within = access.within(by.rights) if by is not None else None
+    if within is not None:
+        envs = [env for env in info.envs if env == "*" or env in within]
+        info.ClearField("envs")
+        info.envs.extend(envs)
+    return info
 
 
 def signing_text(secret: bytes) -> str:
@@ -147,15 +165,15 @@ def _remaining(kept: Kept, unix: float, but: str = "") -> tuple[StoredKey, ...]:
 
 
 def _found(kept: Kept, key_id: str, by: Identity | None) -> StoredKey:
-    """A key that somebody has a say about; others' are as unknown as those that never were."""
+    """A key that somebody may see; others are as unknown as those that never were."""
     for record in kept.records:
-        if record.info.key_id == key_id and _may_see(by, record.info.tenant):
+        if record.info.key_id == key_id and may_see(by, record.info):
             return record
     what = key_id if keyring.is_key_id(key_id) else "(this is no key id: those have 8 hex digits)"
     raise KeyRefused(f"there is no key {what}; `reach keys list` shows which there are", codes.NO_ROUTE)
 
 
-def _may_see(by: Identity | None, tenant: str) -> bool:
+def _is_of(by: Identity | None, tenant: str) -> bool:
     return by is None or by.tenant in (tenant, OWNERS_TENANT)
 
 
@@ -164,7 +182,7 @@ def _check_hands_out(by: Identity | None, info: KeyInfo) -> None:
     if by is None:
         return
     why = ""
-    if not _may_see(by, info.tenant):
+    if not _is_of(by, info.tenant):
         why = f"an admin of tenant {by.tenant} makes keys for that tenant only"
     elif info.scrape and by.tenant != OWNERS_TENANT:
         why = f"metrics concern all tenants: only admins of tenant {OWNERS_TENANT} may let others read them"

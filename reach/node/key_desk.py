@@ -44,10 +44,11 @@ class StoreDesk:
         return admin.CreateKeyReply(key=issued.info, secret=issued.key, signing_secret=issued.signing_text)
 
     async def list(self, by: Identity | None = None) -> admin.ListKeysReply:
-        """All keys that `by` has a say about."""
+        """All keys that `by` may see."""
         kept, used = await self._store.read(), await self._store.used()
         records = key_orders.visible(kept.records, by)
-        return admin.ListKeysReply(keys=[keyring.shown(each, used.get(each.info.key_id, 0.0)) for each in records])
+        infos = (keyring.shown(each, used.get(each.info.key_id, 0.0)) for each in records)
+        return admin.ListKeysReply(keys=[key_orders.shown(info, by) for info in infos])
 
     async def revoke(self, key_id: str, by: Identity | None = None) -> None:
         """End a key."""
@@ -117,7 +118,7 @@ class NodeDesk:
             raise MeshFailure(failure(codes.PERMISSION_DENIED, text))
         records = self._keys.holding() if self._keys is not None else {}
         try:
-            return _explained(request, tenant, lambda name: actors.rights_of(self._state, tenant, name), records)
+            return _explained(request, tenant, lambda name: actors.rights_of(self._state, tenant, name), records, who)
         except KeyRefused as refused:
             raise MeshFailure(failure(refused.code, str(refused))) from refused
 
@@ -152,17 +153,25 @@ def _explained(
     tenant: str,
     rights_of: Callable[[str], Rights | None],
     records: Mapping[str, StoredKey],
+    by: Identity | None = None,
 ) -> admin.ExplainAccessReply:
-    """Raises `KeyRefused`. `rights_of` a principal of the tenant; `records` of keys that hold, of all tenants."""
+    """Raises `KeyRefused`. `rights_of` a principal of the tenant; `records` of keys that hold, of all tenants.
+
+    `by` asks; None: who has the store itself in hands.
+    """
     fault = access_explained.fault(request)
     if fault:
         raise KeyRefused(fault)
+    if by is not None and (fault := access_explained.env_fault(request, by.rights, f"principal {by.principal}")):
+        raise KeyRefused(fault, codes.PERMISSION_DENIED)
+    within = access.within(by.rights) if by is not None else None
     request.tenant = tenant
     principal, rights = request.principal, rights_of(request.principal)
     if request.key_id:
         record = records.get(request.key_id)
-        if record is None or record.info.tenant != tenant or principal not in ("", record.info.principal):
+        seen = record is not None and record.info.tenant == tenant and key_orders.may_see(by, record.info)
+        if record is None or not seen or principal not in ("", record.info.principal):
             whose = f" of principal {principal}" if principal else ""
             raise KeyRefused(f"there is no key {request.key_id[:20]}{whose} that holds", codes.NO_ROUTE)
         principal, rights = record.info.principal, keyring.rights_of(record.info)
-    return access_explained.explained(request, principal, rights, rights_of)
+    return access_explained.explained(request, principal, rights, rights_of, within)

@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -247,6 +248,39 @@ async def test_explain_answers_by_the_keys_in_force(file: KeysFile) -> None:
     assert ask(OWNER, agent_type="extractor").allowed
     assert not ask(OWNER, agent_type="planner").allowed
     assert ask(TENANTS, agent_type="extractor").rule == "unknown", "another tenant's shop is somebody else"
+
+
+async def test_explain_and_list_end_at_the_envs_of_the_admin_who_asks(file: KeysFile) -> None:
+    """Found by reading: an admin of staging could ask what anybody may in production, and list all its keys."""
+    boss = Identity("default", "boss", Rights(envs=frozenset({"staging", "test"}), admin=True))
+    theirs = file.add("deploy", envs=["production"], may_call=["*"], admin=True)
+    both = file.add("shop", envs=["production", "staging"], may_call=["extractor"])
+    file.add("anywhere", may_call=["x"])
+    file.add("chained", envs=["production"], may_call=["*"])
+    node, _ = await desk(file)
+
+    def ask(**fields: Any) -> admin.ExplainAccessReply:
+        wanted = {"action": "call", "env": "staging", "target": Target(agent_type="extractor"), **fields}
+        return node.explain_access(admin.ExplainAccessRequest(**wanted), boss)
+
+    assert ask(principal="shop").allowed and ask(key_id=key_id(both)).allowed
+    elsewhere = ask(principal="shop", env="test")
+    assert not elsewhere.allowed and "production" not in elsewhere.why
+    for action in ("call", "admin"):
+        assert ask(principal="deploy", action=action).rule == "unknown", "it has no key there"
+    assert "in staging, test" in ask(principal="deploy").why and "in staging, test" in ask(principal="nobody").why
+    assert ask(principal="shop", actors=["chained"]).rule == "unknown"
+    assert ask(principal="anywhere", target=Target(agent_type="x")).allowed
+    for env in ("production", ""):  # the default one
+        with pytest.raises(MeshFailure) as failed:
+            ask(principal="shop", env=env)
+        assert failed.value.error.code == codes.PERMISSION_DENIED
+    with pytest.raises(MeshFailure) as failed:
+        ask(key_id=key_id(theirs), action="admin")
+    assert failed.value.error.code == codes.NO_ROUTE
+    listed = (await node.list_keys(admin.ListKeysRequest(), boss)).keys
+    assert {info.principal: list(info.envs) for info in listed} == {"shop": ["staging"], "anywhere": []}
+    assert len((await node.list_keys(admin.ListKeysRequest(), OWNER)).keys) == 4
 
 
 async def test_without_keys_nothing_is_made_and_everybody_may_everything() -> None:

@@ -180,6 +180,30 @@ def test_another_tenants_key_is_as_unknown_as_one_that_never_was() -> None:
     assert key_orders.visible(kept.records, TENANTS) == [] and len(key_orders.visible(kept.records, OWNER)) == 1
 
 
+@pytest.mark.parametrize(
+    ("envs", "shown"),
+    [
+        (["staging"], ["staging"]),
+        (["staging", "production"], ["staging"]),
+        (["*"], ["*"]),
+        ([], []),
+        (["production"], None),
+    ],
+)
+def test_an_admin_of_one_env_sees_the_keys_that_hold_there_and_no_other_env(
+    envs: list[str], shown: list[str] | None
+) -> None:
+    by = Identity("acme", "boss", Rights(envs=frozenset({"staging", "test"}), admin=True))
+    kept, issued = create(envs=envs, tenant="acme")
+    seen = [list(key_orders.shown(keyring.shown(each), by).envs) for each in key_orders.visible(kept.records, by)]
+    assert seen == ([] if shown is None else [shown])
+    assert [list(key_orders.shown(keyring.shown(only(kept)), each).envs) for each in (None, OWNER)] == [envs] * 2
+    if shown is None:  # as unknown as one that never was
+        with pytest.raises(KeyRefused, match="there is no key") as refused:
+            key_orders.revoke(kept, issued.info.key_id, NOW, by)
+        assert refused.value.code == codes.NO_ROUTE
+
+
 def test_a_rotated_key_goes_on_for_the_overlap_and_the_new_one_has_its_rights_and_its_span() -> None:
     kept, old = create(may_call=["x"], admin=True, expires_in_s=1000.0)
     kept, new = key_orders.rotate(kept, old.info.key_id, 60, minted(), NOW + 500)
