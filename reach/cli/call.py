@@ -68,7 +68,7 @@ def call(
     options = _request_options(how)
     failure = ending.run(_send(value, options, stream, reply_topic, url, env, json_wanted))
     if failure is not None:
-        _end_with(failure, json_wanted)
+        _end_with(failure, json_wanted, targets.access().identified)
 
 
 def _value(data: str | None) -> Any:
@@ -217,7 +217,8 @@ def _printable(value: Any) -> Any:
     return value
 
 
-def _end_with(error: ReachError, json_wanted: bool) -> None:
+def _end_with(error: ReachError, json_wanted: bool, identified: bool = False) -> None:
+    """`identified`: the node knows who called, and shows traces to admins only."""
     if json_wanted:
         shown = {
             "code": error.code.value,
@@ -235,7 +236,8 @@ def _end_with(error: ReachError, json_wanted: bool) -> None:
     ran = "; it may have run" if error.may_have_executed and "may have executed" not in error.message else ""
     facts = _facts(error)
     told = f"\n{'; '.join(facts)}" if facts else ""
-    more = f"\nsee: reach trace {error.trace_id}" if error.trace_id else ""
+    see = "an admin sees more" if identified else "see"
+    more = f"\n{see}: reach trace {error.trace_id}" if error.trace_id else ""
     raise Ended(f"{error.code.value}: {error.message}{ran}{told}{more}", Exit.MESH_ERROR)
 
 

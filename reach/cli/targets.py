@@ -43,6 +43,11 @@ class Access:
     key: str = ""
 
     @property
+    def identified(self) -> bool:
+        """By something that tells who it is."""
+        return bool(self.api_key or self.cert)
+
+    @property
     def encrypted(self) -> bool:
         """By TLS; without any file in the clear."""
         return bool(self.ca or self.cert or self.key)

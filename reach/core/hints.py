@@ -22,10 +22,13 @@ _LOOKED_AT_MAX = 1000  # agents
 
 
 def near_miss(directory: Directory, selector: Selector, within: frozenset[str] | None = None) -> str:
-    """One sentence, or several; empty if nothing is near. Other envs are named if they are among those of `within`."""
+    """One sentence, or several; empty if nothing is near. Other envs are named if they are among those of `within`.
+
+    It follows "no agent matches SELECTOR", and does not say that once more.
+    """
     elsewhere = _elsewhere(directory, selector, within)
     if not directory.agents_in(selector.tenant, selector.env):
-        here = f"No agent at all is registered in env {selector.env}."
+        here = "" if elsewhere else f"No agent at all is registered in env {selector.env}."
     elif selector.agent_id:
         here = _of_id(directory, selector)
     else:
@@ -69,11 +72,11 @@ def _of_properties(directory: Directory, selector: Selector) -> str:
     if selector.agent_type:
         types = directory.names_in(selector.tenant, selector.env, "type")
         if selector.agent_type not in types:
-            return _misspelt("type", selector.agent_type, types)
+            return _misspelt("type", selector.agent_type, types, said=str(selector))
     offered = directory.names_in(selector.tenant, selector.env, "capability")
     for name in sorted(selector.capabilities):
         if name not in offered:
-            return _misspelt("capability", name, [*offered, *directory.aliases.known()])
+            return _misspelt("capability", name, [*offered, *directory.aliases.known()], said=str(selector))
     able = [
         agent
         for agent in _some(directory, selector, selector.anchor)
@@ -104,11 +107,13 @@ def _never_together(directory: Directory, selector: Selector) -> str:
     return "Each capability is offered, but by no agent all of them together."
 
 
-def _misspelt(kind: str, name: str, known: Collection[str]) -> str:
+def _misspelt(kind: str, name: str, known: Collection[str], said: str = "") -> str:
+    """`said` of the selector before: where that is this name alone, nothing more is to be said of it."""
     near = get_close_matches(name, sorted(known)[:_COMPARED_MAX], n=3)
-    if near:
-        return f"No {kind} {name} is registered here; did you mean {_listed(near, join=' or ')}?"
-    return f"No {kind} {name} is registered here."
+    question = f"did you mean {_listed(near, join=' or ')}?" if near else ""
+    if said in (f"type {name}", f"capabilities {name}"):
+        return question
+    return f"No {kind} {name} is registered here; {question}" if near else f"No {kind} {name} is registered here."
 
 
 def _version_order(text: str) -> tuple[bool, object, str]:

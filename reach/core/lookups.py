@@ -109,4 +109,4 @@ def unknown(state: State, said: str, hint: str, *, age_s: float) -> Error:
         )
     if age_s > OLD_S:
         said += f" as of {age_s:.0f} s ago, and the registry does not answer"
-    return failure(codes.NO_ROUTE, f"{said}; {hint}" if hint else said)
+    return failure(codes.NO_ROUTE, f"{said}{'; ' if hint[:1].islower() else '. '}{hint}" if hint else said)

@@ -16,7 +16,7 @@ from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope, Target
 from agentreach.v1.frame_pb2 import Found, Lookup, MessageKey, Signal
 from agentreach.wire.errors import failure
-from agentreach.wire.names import normalise_env
+from agentreach.wire.names import normalise_env, shown
 from reach.core import admit, claims, credit, nodes, order, outcomes, returning, route, settle, vanished, writing
 from reach.core.agents import UNREACHABLE, Agent
 from reach.core.claims import Inquiry
@@ -267,7 +267,7 @@ def _to_who_has_it(state: State, inquiry: Inquiry, peer: object, item: Found.Ite
             return False
     attachment = route.incarnation(state, request.key, item.agent_id, item.incarnation)
     if attachment is None:
-        inquiry.missing.append(item.agent_id)  # it has it, and cannot be reached yet
+        inquiry.missing.append(shown(item.agent_id))  # it has it, and cannot be reached yet; anybody may say so
         return False
     if _end(state, inquiry):
         if request.line is not None:
@@ -318,6 +318,19 @@ def _give_up(state: State, request: Request, silent: list[str]) -> None:
     )
 
 
+def _silent_agents(state: State, inquiry: Inquiry) -> list[str]:
+    """The agents of this node's processes that have not answered, by the names by which its sender knows them."""
+    tenant, _, env, _ = inquiry.request.key
+    names = []
+    for agent in state.directory.pool_for(inquiry.target, tenant, env):
+        attachment = agent.link
+        assert isinstance(attachment, Attachment)
+        if not attachment.remote and attachment.peer in inquiry.waiting:
+            names.append(agent.agent_id)
+    gone = any(not isinstance(each, nodes.NodePeer) for each in inquiry.waiting)  # with all their agents, meanwhile
+    return names or ["who was asked and has left"] * gone
+
+
 def on_timer(state: State, inquiry: Inquiry) -> None:
     """A round is over: ask again, or decide with what is known."""
     inquiry.timer = None
@@ -328,6 +341,6 @@ def on_timer(state: State, inquiry: Inquiry) -> None:
         _ask(state, inquiry)
         return
     inquiry.missing.extend(f"node {each.node_id}" for each in inquiry.waiting if isinstance(each, nodes.NodePeer))
-    inquiry.missing.extend(each.link_id for each in inquiry.waiting if not isinstance(each, nodes.NodePeer))
+    inquiry.missing.extend(_silent_agents(state, inquiry))
     inquiry.waiting.clear()
     _all_said(state, inquiry)

@@ -24,6 +24,7 @@ from reach.cli import ending
 from reach.cli.call import _end_with
 from reach.cli.ending import Ended, Exit
 from reach.cli.root import reach
+from reach.cli.targets import Access
 from reach.core.ports import MeshFailure
 from tests.support.switchboard import RuleSwitchboard
 
@@ -214,6 +215,14 @@ def test_a_failed_call_says_from_whom_after_how_many_attempts_and_when_to_come_a
         "OVERLOADED: busy now; it may have run",
         "from w/1; after 3 attempts; not tried again: the back-off would pass the deadline; come again in 2.00 s",
         "see: reach trace abc",
+    ]
+    with pytest.raises(Ended) as ended:
+        _end_with(NoRoute("no agent matches type w", trace_id="abc"), json_wanted=False, identified=True)
+    assert ended.value.message.splitlines()[-1] == "an admin sees more: reach trace abc"
+    assert [Access(api_key="k").identified, Access(cert="f").identified, Access(ca="f").identified] == [
+        True,
+        True,
+        False,
     ]
     with pytest.raises(Ended) as ended:
         _end_with(NoRoute("no agent matches type w"), json_wanted=False)

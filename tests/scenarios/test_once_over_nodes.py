@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentreach.v1 import error_pb2 as codes
-from agentreach.v1.frame_pb2 import Holding, MessageKey
+from agentreach.v1.frame_pb2 import Found, Holding, MessageKey, Signal
 from reach.core import homes, lanes, once
 from tests.support.core import Process
 from tests.support.cores import Cores, NodeCore
@@ -119,6 +119,43 @@ def test_nobody_knows_it_and_a_silent_node_may_so_it_does_not_run() -> None:
     assert error.code == codes.AGENT_LOST and error.may_have_executed and "n2" in error.message
     assert runs(agent) == 0
     cores.assert_settled()
+
+
+def test_who_stayed_silent_is_told_by_the_names_of_agents_and_by_no_name_of_a_link() -> None:
+    cores = Cores(2)
+    core = cores.nodes[0]
+    agent = core.agent("echo/1")
+    agent.answers_lookups = False
+    caller = core.caller()
+    name = message_owned_by(core, core)
+    caller.request(agent_type="echo", message_id=name, fresh=False, timeout_ms=60_000)
+    cores.advance(once.PATIENCE_S + 2)
+    error = caller.error_of(name)
+    assert error.code == codes.AGENT_LOST and "no answer from echo/1;" in error.message
+    assert not [link for link in core.state.peers if link in error.message]
+
+
+def test_what_a_process_says_of_who_has_a_message_is_not_repeated_at_length() -> None:
+    """Found by reading: whatever a candidate said was the name of who has it stood in the error of the caller."""
+    cores = Cores(2)
+    core = cores.nodes[0]
+    liar = core.agent("echo/1")
+    liar.answers_lookups = False
+    caller = core.caller()
+    name = message_owned_by(core, core)
+    caller.request(agent_type="echo", message_id=name, fresh=False, timeout_ms=60_000)
+    until = core.state.now + once.PATIENCE_S + 2
+    while core.state.now < until:
+        for inquiry in core.state.inquiries.values():
+            found = Found(nonce=inquiry.nonce)
+            found.items.add(state=Found.RUNNING, agent_id="ghost\n" * 1000).key.CopyFrom(
+                MessageKey(tenant="default", principal="anonymous", env="production", message_id=name)
+            )
+            liar.signal(Signal(found=found))
+        cores.pump()
+        cores.advance(once.ROUND_S)
+    text = caller.error_of(name).message
+    assert "no answer from" in text and "\n" not in text and len(text) < 400
 
 
 def test_an_idempotent_one_runs_all_the_same() -> None:

@@ -318,11 +318,27 @@ def populated() -> Directory:
         (Target(capabilities=["ner", "summarize"]), "by no agent all of them together"),
         (Target(agent_type="extractor", labels={"zone": "b"}), "No match has label zone=b: zone is a."),
         (Target(agent_type="writer", labels={"zone": "b"}), "no such agent has a label zone"),
-        (Target(agent_type="zzz"), "No type zzz is registered here."),
+        (Target(agent_type="zzz", version="1"), "No type zzz is registered here."),
+        (Target(agent_id="zzz/1"), "No type zzz is registered here."),
     ],
 )
 def test_no_route_says_what_would_have_been_near(populated: Directory, target: Target, said: str):
     assert said in hint(populated, target)
+
+
+@pytest.mark.parametrize(
+    ("target", "env", "said"),
+    [
+        (Target(agent_type="zzz"), "", ""),
+        (Target(capabilities=["zzz"]), "", ""),
+        (Target(agent_type="extracter"), "", "did you mean extractor?"),
+        (Target(capabilities=["sumarize"]), "", "did you mean summarize or text_summarize?"),
+        (Target(agent_type="planner"), "test", "It matches in env staging, but env test was asked for."),
+    ],
+)
+def test_a_hint_says_nothing_that_was_said_before_it(populated: Directory, target: Target, env: str, said: str):
+    """It follows "no agent matches type zzz", and went on with "No type zzz is registered here."."""
+    assert hint(populated, target, env) == said
 
 
 def test_a_hint_never_names_what_belongs_to_another_tenant(populated: Directory):
