@@ -29,7 +29,8 @@ class Turnstile:
             self._enter(registering)
             self._entered()
             return
-        self._pace.come(registering, boot_time())
+        agent = registering.left[0].agent
+        self._pace.come(registering, boot_time(), agent.tenant if agent is not None else "")
         self._let_in()
 
     async def run(self) -> None:

@@ -49,8 +49,8 @@ async def bench(register_wait_s: float = 10.0) -> AsyncIterator[Bench]:
         await asyncio.wait([duty])
 
 
-def registering(name: str, *, welcomes: bool = True, agents: int = 1) -> Registering:
-    attaching = [Attaching(f"{name}/{number}", Agent(f"{name}/{number}")) for number in range(agents)]
+def registering(name: str, *, welcomes: bool = True, agents: int = 1, tenant: str = "default") -> Registering:
+    attaching = [Attaching(f"{name}/{number}", Agent(f"{name}/{number}", tenant=tenant)) for number in range(agents)]
     return Registering.of(Arrival(attaching, with_welcome=welcomes), lambda: None, 0.0, deque(), lambda: True)
 
 
@@ -75,6 +75,19 @@ async def test_who_brings_no_agents_or_attaches_to_a_standing_link_does_not_wait
         at.turnstile.come(attach)
         at.turnstile.come(caller)
         assert list(at.queue)[BURST:] == [attach, caller]
+
+
+async def test_tenants_take_turns() -> None:
+    async with bench() as at:
+        for number in range(BURST + 30):
+            at.turnstile.come(registering(f"loud-{number}", tenant="loud"))
+        quiet = registering("quiet", tenant="quiet")
+        at.turnstile.come(quiet)
+        async with asyncio.timeout(LIMIT_S):
+            while quiet not in at.queue:
+                at.passed.clear()
+                await at.passed.wait()
+        assert list(at.queue).index(quiet) <= BURST + 3
 
 
 async def test_nobody_waits_until_the_time_of_a_registration_is_over() -> None:

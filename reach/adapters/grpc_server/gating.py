@@ -41,6 +41,12 @@ def admitted() -> Identity:
     return who
 
 
+def still_admitted() -> Callable[[], None]:
+    """What raises `MeshFailure` once what this task's caller got in by has ended; to be asked by any task."""
+    who, doorkeeper = _CALLER.get(), _DOORKEEPER.get()
+    return lambda: doorkeeper.check(who) if doorkeeper is not None else None
+
+
 def answering(context: Context) -> None:
     """This task answers that call."""
     _CALL.set(context)

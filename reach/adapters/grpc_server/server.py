@@ -102,6 +102,7 @@ class GrpcServer:
     def _look(self) -> None:
         try:
             self._follow_once()
+            self._health.look_at_watchers()
         except Exception:
             _log.exception("the node's readiness cannot be told: health says NOT_SERVING")
             self._health.set_serving(False)

@@ -70,6 +70,24 @@ def test_a_shorter_wait_can_be_asked_for() -> None:
     assert max(at.values()) - 100.0 <= 1.0
 
 
+def test_a_tenant_that_floods_the_line_shuts_no_other_one_out() -> None:
+    """300 a second are let in at most: of ten thousand the last waits for half a minute, and so did all behind it."""
+    pace: Pace[str] = Pace()
+    for number in range(10_000):
+        pace.come(f"loud-{number}", 100.0, "loud")
+    at: dict[str, float] = {}
+    now = 100.0
+    for number in range(50):
+        pace.come(f"quiet-{number}", 100.5, "quiet")
+    while len(pace):
+        now = max(now, pace.next_at())
+        at |= dict.fromkeys(pace.due(now), now)
+    quiet = [at[f"quiet-{number}"] for number in range(50)]
+    assert quiet == sorted(quiet) and max(quiet) - 100.5 <= 1.0
+    loud = [at[f"loud-{number}"] for number in range(10_000)]
+    assert loud == sorted(loud) and max(loud) > 100.5 + 2 * WITHIN_S
+
+
 @given(st.lists(st.floats(0.0, 20.0), max_size=200), st.floats(0.2, WITHIN_S))
 def test_everybody_is_let_in_once_in_order_and_hardly_later_than_allowed(gaps: list[float], within_s: float) -> None:
     came, now = [], 10.0
