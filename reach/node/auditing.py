@@ -1,7 +1,8 @@
 """Writes the audit log: one JSON object a line, to a file of its own or into the node's log under `reach.audit`.
 
-What somebody with a right does is always written. What anybody can cause is written up to a bound and counted beyond
-it. A file that cannot be written costs the node nothing but the lines: it says so in its log, and counts them.
+What somebody with a right does is always written, but for agents that come and go all the time. Those, and what anybody
+can cause, are written up to a bound and counted beyond it. A file that cannot be written costs the node nothing but the
+lines: it says so in its log, and counts them.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Auditor:
     def __call__(self, line: AuditLine) -> None:
         """Write a line, or count it."""
         now = boot_time()
-        if not self._bounded.admits(line.action, line.outcome, now):
+        if not self._bounded.admits(line.action, line.outcome, now, (line.tenant, line.principal)):
             self._stats.audit["summed up"] += 1
             due_at = self._bounded.due_at
             if self._timer is None and due_at is not None:
@@ -119,9 +120,12 @@ class Auditor:
     def _sum_up(self) -> None:
         self._timer = None
         since = self._bounded.since
-        for action, outcome, count in self._bounded.sums():
+        for action, outcome, (tenant, principal), count in self._bounded.sums():
             about = {"count": str(count), "within_s": f"{boot_time() - since:.1f}"}
-            self._write({"action": action, "outcome": outcome, "about": about, "why": "too many to write each"})
+            whose = {"tenant": tenant, "principal": principal}
+            self._write(
+                {"action": action, "outcome": outcome, **whose, "about": about, "why": "too many to write each"}
+            )
 
     def _write(self, said: dict[str, object]) -> None:
         said = {name: value for name, value in self._redacted(said).items() if value}

@@ -139,6 +139,22 @@ async def test_a_stranger_cannot_fill_the_disk(mesh: Mesh) -> None:
     assert sum(int(line["about"].get("count", 1)) for line in lines) == knocks
 
 
+async def test_an_agent_that_comes_and_goes_all_the_time_is_summed_up_with_whose_it_is(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reach.core.auditing.LINES_PER_S", 0.1)
+    monkeypatch.setattr("reach.core.auditing.FLEET_LINES", 2)
+    for _ in range(6):
+        agent = Agent("extractor", url=mesh.node.grpc_address, api_key=mesh.acme, own_link=True)
+        agent.handler(echo)
+        async with agent:
+            pass
+    mesh.node.engine.audit._sum_up()  # type: ignore[attr-defined]  # what comes by itself after ten seconds
+    lines = mesh.lines("agent.attached")
+    assert len(lines) < 6 and {line["principal"] for line in lines} == {"acme"}
+    assert sum(int(line["about"].get("count", 1)) for line in lines) == 6
+
+
 async def test_a_call_without_the_right_is_told_with_its_trace(mesh: Mesh) -> None:
     async with connect(mesh.node.grpc_address, api_key=mesh.poor) as caller:
         with pytest.raises(PermissionDenied) as refused:
