@@ -254,6 +254,8 @@ class LinkStream:
                 owner.topics.on_unsubscribed(signal.unsubscribed)
             case "session_release" | "session_restore":
                 sessions.take(owner.hosts, signal)
+            case "peers":
+                owner.redial.told([peer for peer in signal.peers.addresses if is_address(peer)])
             case "drain":
                 self._draining(signal.drain)
             case "goodbye":

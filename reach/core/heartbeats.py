@@ -47,7 +47,7 @@ def heard(state: State, peer: Peer, message: pb.Heartbeat) -> None:
         heartbeat_interval_ms=int(interval_s * 1000),
         lease_ttl_ms=int(ttl_s * 1000),
         unknown=unknown,
-        peers=elsewhere.addresses(state),
+        peers=elsewhere.told(state, peer),
     )
     peer.link.signal(Signal(heartbeat_ack=ack))
     state.woken.add(peer)

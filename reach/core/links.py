@@ -143,7 +143,7 @@ def welcome(state: State, peer: Peer, arrival: arrivals.Arrival) -> None:
             headers_bytes_max=limits.HEADERS_BYTES_MAX,
             resume_window_ms=int(rules.resume_window_s * 1000),
         ),
-        peers=elsewhere.addresses(state),
+        peers=elsewhere.welcomed(state, peer),
     )
     peer.welcomed = True
     peer.heard_at = state.now  # it had nothing to say until now, however long the registry took

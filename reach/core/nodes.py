@@ -14,7 +14,19 @@ from agentreach.v1.admin_pb2 import NodeRecord
 from agentreach.v1.frame_pb2 import Signal
 from agentreach.wire.limits import PROTOCOL_VERSION
 from agentreach.wire.names import is_name
-from reach.core import drains, interest, loads, lookups, rebalance, remote, returning, vanished, visiting, wants
+from reach.core import (
+    drains,
+    elsewhere,
+    interest,
+    loads,
+    lookups,
+    rebalance,
+    remote,
+    returning,
+    vanished,
+    visiting,
+    wants,
+)
 from reach.core.effects import EndStream, Forwarding
 from reach.core.peers import Peer
 from reach.core.ports import Identity
@@ -223,6 +235,7 @@ def _up(state: State, node: NodePeer, resumed: bool) -> None:
     interest.tell_all(state, node)
     if not resumed:
         drains.node_came(state)
+        elsewhere.node_came(state)  # its former start may have been leaving, and was told to nobody
     rebalance.begin(state)
     state.woken.add(node)
     state.log("info", "node linked", node=node.node_id, resumed=resumed)

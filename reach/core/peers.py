@@ -36,6 +36,7 @@ class Peer:
         "closing",
         "connected",
         "cut_at",
+        "elsewhere",
         "env",
         "event_items",
         "filled",
@@ -102,6 +103,8 @@ class Peer:
         self.acked_seen = 0
         self.acked_seen_at = state.now
         self.timer: Token | None = None
+        self.elsewhere: tuple[str, ...] = ()
+        """The addresses of other nodes that its process has, of those that this node told it."""
 
     streaming = True
 

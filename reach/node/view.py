@@ -21,6 +21,7 @@ import structlog
 from agentreach.aio.clock import boot_time
 from agentreach.v1.admin_pb2 import NodeRecord
 from agentreach.v1.registry_pb2 import AgentRecord
+from reach.core import elsewhere
 from reach.core.lookups import UNSEEN_S
 from reach.core.state import State
 from reach.core.store import Change, Compacted, Item, Store, StoreUnavailable
@@ -266,6 +267,7 @@ class View:
         others = dict(sorted(self._addresses.items()))
         state.node_addresses = {**others, self._node.node_id: self._node.address}
         state.peer_addresses = tuple(others.values())
+        elsewhere.node_came(state)
 
     def _readable(self, change: Change, read: Callable[[Item], Record]) -> Record | None:
         """What stands there now, or None: nothing, or nothing that this node can use. That is logged once a key."""

@@ -17,6 +17,7 @@ from reach.adapters.memory_store import MemoryStore
 from reach.core.store import Change, Delete, Put
 from reach.node import contact, view
 from reach.node.view import STEP_CHANGES, View
+from tests.support.core import CoreMesh
 from tests.support.views import OWN, Agents, Book, OwnKeys, all_were_true, key_of, put_agent, truth
 
 LIMIT_S = 10.0
@@ -131,6 +132,18 @@ async def test_what_other_nodes_register_write_again_and_delete_is_told_and_what
         await at.other.txn([], [Delete("nodes/n2")])
         await at.until(lambda: not at.book.nodes, "the node is gone")
         assert at.book.state.node_addresses == {"n1": OWN.address} and at.book.state.peer_addresses == ()
+
+
+async def test_a_node_that_comes_is_told_at_once_to_a_process_that_knows_of_no_other() -> None:
+    async with bench() as at:
+        core = CoreMesh()
+        at.book.state = core.state
+        process = core.agent()
+        record = NodeRecord(node_id="n2", address="a:2")
+        await at.other.txn([], [Put("nodes/n2", record.SerializeToString())])
+        await at.until(lambda: bool(at.book.nodes), "the node is seen")
+        core.pump()
+        assert [list(signal.peers.addresses) for signal in process.got_signals("peers")] == [["a:2"]]
 
 
 async def test_what_a_former_life_of_this_node_left_in_the_store_is_told_once_at_the_start() -> None:

@@ -82,6 +82,23 @@ class TestANodeIsKilled:
             assert (await first.request("hi", agent_id=ids[0], timeout=10)).data == "hi"
             assert at(first) == "node-2"
 
+    async def test_who_was_linked_with_the_only_node_there_was_has_heard_of_the_second_before_anybody_comes_by_it(
+        self, etcd: EtcdCluster
+    ) -> None:
+        """The next heartbeat, which would tell it too, comes too late here."""
+        settings = {"resume_window_s": 10, "node_lease_ttl_s": 20, "lease_ttl_s": 120, "heartbeat_interval_s": 40}
+        async with node_cluster(etcd, 2, **settings) as nodes:
+            assert await nodes[1].term() == 0
+            agent_id = name("early")
+            async with make(agent_id, nodes[0].grpc, own_link=True):
+                await nodes[1].restart()
+                async with connect(nodes.url_from(1), own_link=True) as second:
+                    await usable(second, agent_id=agent_id)
+                    nodes[0].kill()
+                    began = time.monotonic()
+                    await usable(second, agent_id=agent_id)
+                    assert time.monotonic() - began < BACK_S + BUSY_S
+
     @pytest.mark.parametrize(
         ("caller_at", "agent_at"), [(0, 0), (0, 1), (1, 0)], ids=["both-at-it", "caller-at-it", "agent-at-it"]
     )

@@ -467,6 +467,28 @@ class HeartbeatAck(_message.Message):
 Global___HeartbeatAck: _TypeAlias = HeartbeatAck  # noqa: Y015
 
 @_typing.final
+class Peers(_message.Message):
+    """Where the other nodes are, for a link that knows of none that is still there: as soon as there is one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESSES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        addresses: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Peers: _TypeAlias = Peers  # noqa: Y015
+
+@_typing.final
 class StatusChange(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1169,6 +1191,7 @@ class Signal(_message.Message):
     FORWARD_FIELD_NUMBER: _builtins.int
     FORWARDED_FIELD_NUMBER: _builtins.int
     UNSUBSCRIBED_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def heartbeat(self) -> Global___Heartbeat: ...
     @_builtins.property
@@ -1243,6 +1266,8 @@ class Signal(_message.Message):
     def forwarded(self) -> Global___Forwarded: ...
     @_builtins.property
     def unsubscribed(self) -> Global___Unsubscribed: ...
+    @_builtins.property
+    def peers(self) -> Global___Peers: ...
     def __init__(
         self,
         *,
@@ -1282,12 +1307,13 @@ class Signal(_message.Message):
         forward: Global___Forward | None = ...,
         forwarded: Global___Forwarded | None = ...,
         unsubscribed: Global___Unsubscribed | None = ...,
+        peers: Global___Peers | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "attached", b"attached", "attempt_state", b"attempt_state", "config_update", b"config_update", "detach", b"detach", "detached", b"detached", "drain", b"drain", "forward", b"forward", "forwarded", b"forwarded", "found", b"found", "gap", b"gap", "goodbye", b"goodbye", "grant", b"grant", "handover", b"handover", "heartbeat", b"heartbeat", "heartbeat_ack", b"heartbeat_ack", "hello", b"hello", "interest", b"interest", "kind", b"kind", "loads", b"loads", "lookup", b"lookup", "node_hello", b"node_hello", "pins_honoured", b"pins_honoured", "probe", b"probe", "probe_reply", b"probe_reply", "progress", b"progress", "session_ready", b"session_ready", "session_release", b"session_release", "session_restore", b"session_restore", "session_snapshot", b"session_snapshot", "status_change", b"status_change", "stream_credit", b"stream_credit", "subscribe", b"subscribe", "unsubscribe", b"unsubscribe", "unsubscribed", b"unsubscribed", "want", b"want", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "attached", b"attached", "attempt_state", b"attempt_state", "config_update", b"config_update", "detach", b"detach", "detached", b"detached", "drain", b"drain", "forward", b"forward", "forwarded", b"forwarded", "found", b"found", "gap", b"gap", "goodbye", b"goodbye", "grant", b"grant", "handover", b"handover", "heartbeat", b"heartbeat", "heartbeat_ack", b"heartbeat_ack", "hello", b"hello", "interest", b"interest", "kind", b"kind", "loads", b"loads", "lookup", b"lookup", "node_hello", b"node_hello", "peers", b"peers", "pins_honoured", b"pins_honoured", "probe", b"probe", "probe_reply", b"probe_reply", "progress", b"progress", "session_ready", b"session_ready", "session_release", b"session_release", "session_restore", b"session_restore", "session_snapshot", b"session_snapshot", "status_change", b"status_change", "stream_credit", b"stream_credit", "subscribe", b"subscribe", "unsubscribe", b"unsubscribe", "unsubscribed", b"unsubscribed", "want", b"want", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "attached", b"attached", "attempt_state", b"attempt_state", "config_update", b"config_update", "detach", b"detach", "detached", b"detached", "drain", b"drain", "forward", b"forward", "forwarded", b"forwarded", "found", b"found", "gap", b"gap", "goodbye", b"goodbye", "grant", b"grant", "handover", b"handover", "heartbeat", b"heartbeat", "heartbeat_ack", b"heartbeat_ack", "hello", b"hello", "interest", b"interest", "kind", b"kind", "loads", b"loads", "lookup", b"lookup", "node_hello", b"node_hello", "pins_honoured", b"pins_honoured", "probe", b"probe", "probe_reply", b"probe_reply", "progress", b"progress", "session_ready", b"session_ready", "session_release", b"session_release", "session_restore", b"session_restore", "session_snapshot", b"session_snapshot", "status_change", b"status_change", "stream_credit", b"stream_credit", "subscribe", b"subscribe", "unsubscribe", b"unsubscribe", "unsubscribed", b"unsubscribed", "want", b"want", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "attached", b"attached", "attempt_state", b"attempt_state", "config_update", b"config_update", "detach", b"detach", "detached", b"detached", "drain", b"drain", "forward", b"forward", "forwarded", b"forwarded", "found", b"found", "gap", b"gap", "goodbye", b"goodbye", "grant", b"grant", "handover", b"handover", "heartbeat", b"heartbeat", "heartbeat_ack", b"heartbeat_ack", "hello", b"hello", "interest", b"interest", "kind", b"kind", "loads", b"loads", "lookup", b"lookup", "node_hello", b"node_hello", "peers", b"peers", "pins_honoured", b"pins_honoured", "probe", b"probe", "probe_reply", b"probe_reply", "progress", b"progress", "session_ready", b"session_ready", "session_release", b"session_release", "session_restore", b"session_restore", "session_snapshot", b"session_snapshot", "status_change", b"status_change", "stream_credit", b"stream_credit", "subscribe", b"subscribe", "unsubscribe", b"unsubscribe", "unsubscribed", b"unsubscribed", "want", b"want", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["heartbeat", "heartbeat_ack", "stream_credit", "progress", "probe", "probe_reply", "hello", "welcome", "attach", "attached", "detach", "detached", "status_change", "subscribe", "unsubscribe", "gap", "session_release", "session_snapshot", "session_restore", "session_ready", "config_update", "lookup", "found", "drain", "goodbye", "node_hello", "loads", "pins_honoured", "attempt_state", "want", "grant", "handover", "interest", "forward", "forwarded", "unsubscribed"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["heartbeat", "heartbeat_ack", "stream_credit", "progress", "probe", "probe_reply", "hello", "welcome", "attach", "attached", "detach", "detached", "status_change", "subscribe", "unsubscribe", "gap", "session_release", "session_snapshot", "session_restore", "session_ready", "config_update", "lookup", "found", "drain", "goodbye", "node_hello", "loads", "pins_honoured", "attempt_state", "want", "grant", "handover", "interest", "forward", "forwarded", "unsubscribed", "peers"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 

@@ -284,6 +284,16 @@ class TestAddressesThatNodesTell:
             mesh.nodes[0].kill()
             await eventually(lambda: bool(mesh.nodes[1].sessions))
 
+    async def test_a_node_that_comes_is_told_without_a_heartbeat(self, mesh: FakeNodes) -> None:
+        home, other = mesh.nodes[:2]
+        async with connect(mesh.addresses[0], transport=mesh, own_link=True) as caller:
+            assert not caller._link().elsewhere
+            home.session.signal(peers=frames.Peers(addresses=["not an address", mesh.addresses[1]]))
+            await eventually(lambda: caller._link().elsewhere)
+            home.kill()
+            await eventually(lambda: bool(other.sessions))
+        assert set(mesh.dialled) == set(mesh.addresses[:2])
+
 
 class TestANodeLeaves:
     """`drain`, and its registrations that are refused."""
