@@ -23,12 +23,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from agent_sdk import Agent, Context, Mesh, ReachError
-from tests.support import turns
+from tests.support import evidence, turns
 from tests.support.node import NodeProcess
 
 LINK_DEAD_S = 3 * 0.5  # three of QUICK's heartbeats
@@ -36,31 +37,46 @@ RESUME_S = 1.0  # QUICK's resume_window_s
 SETTLE_S = RESUME_S  # a lost agent's requests are settled within it
 BUSY_S = 3.0  # what a loaded machine may add to any of these
 
+_ERRORS_SHOWN = 10
 EVENTUALLY_S = 30.0  # likewise; what is promised within a time gives its own
 
 
 async def eventually(
-    holds: Callable[[], Awaitable[bool]], what: str, limit_s: float = EVENTUALLY_S, every_s: float = 0.03
+    holds: Callable[[], Awaitable[bool]],
+    what: str,
+    limit_s: float = EVENTUALLY_S,
+    every_s: float = 0.03,
+    why: Callable[[], str] = lambda: "",
 ) -> float:
-    """Wait until it holds; how long that took. There is no event for what another process will do."""
+    """Wait until it holds; how long that took. There is no event for what another process will do.
+
+    Waited in vain it fails with `why`, and with what there is to see of links and nodes.
+    """
     began = time.monotonic()
     while not await holds():
-        assert time.monotonic() - began < limit_s, f"not within {limit_s:g} s: {what}"
+        if time.monotonic() - began >= limit_s:
+            found = await asyncio.to_thread(evidence.found)
+            raise AssertionError(f"not within {limit_s:g} s: {what}{why()}\n{found}")
         await asyncio.sleep(every_s)
     return time.monotonic() - began
 
 
 async def usable(mesh: Mesh, limit_s: float = EVENTUALLY_S, **target: Any) -> None:
     """Wait until somebody answers at this target."""
+    refused: Counter[str] = Counter()
 
     async def answers() -> bool:
         try:
             await mesh.request("usable?", timeout=2, **target)
-        except ReachError:
+        except ReachError as error:
+            refused[str(error).partition(" [trace ")[0]] += 1
             return False
         return True
 
-    await eventually(answers, f"{target} is usable", limit_s)
+    def told() -> str:
+        return "".join(f"\n{count} times {error}" for error, count in refused.most_common(_ERRORS_SHOWN))
+
+    await eventually(answers, f"{target} is usable", limit_s, why=told)
 
 
 async def act(data: Any, ctx: Context, name: str) -> Any:

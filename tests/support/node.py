@@ -29,7 +29,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 from reach.node.app import Node, running
 from reach.node.config import Config, load
@@ -66,6 +66,9 @@ def config(**settings: object) -> Config:
 class NodeProcess:
     """One `reach serve`. Entering the context starts it and waits until it is ready; leaving kills it."""
 
+    open: ClassVar[set[NodeProcess]] = set()
+    """All that were started in this process and not closed."""
+
     def __init__(self, settings: Mapping[str, object]) -> None:
         self.grpc = f"127.0.0.1:{free_port()}"
         self.http = f"127.0.0.1:{free_port()}"
@@ -92,6 +95,7 @@ class NodeProcess:
     def start(self) -> None:
         """Start the process and return at once; again after it has ended: the same settings, the same addresses."""
         assert self._process is None or self._process.poll() is not None, "the node runs already"
+        self.open.add(self)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.support.watched", "serve"],
@@ -176,6 +180,7 @@ class NodeProcess:
 
     def close(self) -> None:
         """Kill it if it still runs (also if it is paused), and remove its log."""
+        self.open.discard(self)
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait(10)
