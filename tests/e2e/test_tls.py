@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent_sdk import Tls
+from tests.support.agents import eventually
 from tests.support.certificates import Folder
 from tests.support.etcd import free_port
 from tests.support.node import NodeProcess, start_node
@@ -154,3 +155,23 @@ async def test_insecure_is_said_aloud() -> None:
         assert "insecure: whoever reaches this node may do anything" in node.log
     async with start_node() as node:
         assert await node.metric("reach_insecure") == 0
+
+
+async def test_an_entry_that_is_taken_out_of_the_file_is_out_without_a_restart(
+    node: NodeProcess, issuer: Issuer
+) -> None:
+    file = issuer.path / "principals.toml"
+    a = issuer.client("a")
+
+    async def listed(wanted: int) -> bool:
+        return (await asyncio.to_thread(reach, "agents", tls=a, REACH_URL=node.grpc)).returncode == wanted
+
+    await eventually(lambda: listed(0), "it is let in")
+    new = file.with_suffix(".new")
+    new.write_text(ENTRIES.replace("spiffe://test/a", "spiffe://test/somebody-else"))
+    new.replace(file)
+    await eventually(lambda: listed(1), "it is out", TOLD_S + MARGIN_S)
+    assert (
+        "principals exchanged" in node.log
+        and "stands for no principal" in (await asyncio.to_thread(reach, "agents", tls=a, REACH_URL=node.grpc)).stderr
+    )
