@@ -61,6 +61,10 @@ class OrderedSet(dict[Any, None]):
             for item in other:
                 self.pop(item, None)
 
+    def isdisjoint(self, other: Any) -> bool:
+        """See `set`."""
+        return not any(item in self for item in other)
+
     def __or__(self, other: Any) -> Any:
         return OrderedSet([*self, *other])
 
