@@ -90,6 +90,8 @@ def agent_seen(state: State, record: AgentRecord, generation: int) -> None:
     state.remote_agents += 1
     state.stats.register(agent.agent_type)
     breakers.came(state, agent)
+    if agent.suspect:
+        health.look_soon(state, attachment)  # nobody else would see that its breaker's time is over
     loads.apply(state, attachment)
     if former is not None:
         if former.incarnation == agent.incarnation and agent.status == STARTING and was in (HEALTHY, DEGRADED):
@@ -289,7 +291,6 @@ def comes_home(state: State, former: Agent, attachment: Attachment) -> None:
     node.unregistered.pop((former.tenant, former.env, former.agent_id), None)
     state.remote_agents -= 1
     health.end(state, old)
-    breakers.left(state, former)
     owners.home_left(state, old)
     if former.incarnation != attachment.agent.incarnation:
         vanished.remember(state, old, node)

@@ -60,6 +60,8 @@ def let_in(state: State, peer: Peer, each: arrivals.Attaching) -> None:
             agent.link = attachment
             state.directory.add(agent)
             state.stats.register(agent.agent_type)
+            if remote_former is not None:
+                breakers.left(state, remote_former)
             breakers.came(state, agent)
             health.begin(state, attachment)
             state.log("info", "agent attached", agent=agent.agent_id, env=agent.env, version=agent.version)
