@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from reach.core import nodes
 from reach.core.agents import Agent
 from reach.core.requests import Attachment
 
@@ -92,6 +93,9 @@ def remember(state: State, attachment: Attachment, node: NodePeer) -> None:
     if not node.connected and node.closing and not _had(node, agent):
         return
     life = node.incarnation or node.record.incarnation
+    known = state.vanished.entries.get((agent.tenant, agent.env, agent.agent_id, agent.incarnation))
+    if known is not None and known.node is node and known.life != life and not _had(node, agent):
+        return  # it was an earlier life's, and this one never had it: that its key goes now is no news
     state.vanished.put(Vanished(agent, node, life, state.now + REMEMBERED_S), state.now)
 
 
@@ -139,8 +143,21 @@ def among(state: State, selector: Selector, before: float = math.inf) -> list[Pr
             continue
         tenant, env, agent_id, incarnation = key
         present = state.directory.get(tenant, env, agent_id)
-        if present is not None and present.incarnation == incarnation:
-            del book.entries[key]  # it is back, and is asked itself
+        if present is not None and present.incarnation == incarnation and _is_back(present):
+            del book.entries[key]  # it is asked itself
         else:
             found.append((agent_id, incarnation))
     return found
+
+
+def _is_back(agent: Agent) -> bool:
+    """Whether it is attached to a node, which says so; its key alone is of before, or of soon."""
+    attachment = agent.link
+    assert isinstance(attachment, Attachment)
+    return not attachment.remote or _had(_node_of(attachment), agent)
+
+
+def _node_of(attachment: Attachment) -> NodePeer:
+    node = attachment.peer
+    assert isinstance(node, nodes.NodePeer)
+    return node
