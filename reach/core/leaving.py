@@ -111,7 +111,8 @@ def _dismiss(state: State, attachment: Attachment) -> None:
     agent, peer = attachment.agent, attachment.peer
     if attachment.drain is not None or peer.attachments.get((agent.env, agent.agent_id)) is not attachment:
         return  # `drains` lets it go; or it is gone
-    departures.dismiss(state, attachment, f"detached ({attachment.departs[:100]})", said_goodbye=True)
+    # What it was given since it asked to go its words do not cover.
+    departures.dismiss(state, attachment, f"detached ({attachment.departs[:100]})")
     peer.link.signal(Signal(detached=pb.Detached(agent_id=agent.agent_id, code=pb.Goodbye.NORMAL)))
     state.woken.add(peer)
 

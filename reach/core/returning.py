@@ -187,6 +187,7 @@ def _to_holder(
     request.reentrant = True  # the slot is counted already, and a place in the agent's own lane too
     request.retriable = request.idempotent and not envelope.session_id  # nobody but its owner
     request.credit = credit.UNBOUNDED  # items of a streamed reply come as they were kept
+    request.tied = True  # an end of the agent before it takes the copy is no proof that nothing has run
     request.routed = "the agent that has it"
     state.stats.duplicates["joined" if held.running else "replayed"] += 1
     if request.line is not None:
