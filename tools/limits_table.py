@@ -170,6 +170,8 @@ LIMITS: dict[str, tuple[Bound, ...]] = {
         Bound("messages that agents said they hold when they attached", "reach.core.brought.HELD_MAX",
               "the oldest are forgotten, and their slots given back"),
         Bound("other nodes", "reach.core.nodes.NODES_MAX", "the stream ends: goodbye PROTOCOL_ERROR"),
+        Bound("answered requests of one other node that an agent's home remembers", "reach.core.nodes.ANSWERED_MAX",
+              "the oldest is forgotten: it may run again if that node ends with the answer, and the agent ends too"),
         Bound("messages sent before, of which other nodes are asked", "reach.core.once.INQUIRIES_MAX",
               "AGENT_LOST: it cannot be known whether it ran"),
         Bound("questions of other nodes about such messages", "reach.core.claims.ASKING_MAX",

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from agentreach.v1.envelope_pb2 import Target
 from agentreach.v1.frame_pb2 import Found, Lookup, Signal
-from reach.core import vanished
+from reach.core import outcomes, vanished
 from reach.core.peers import Peer
 from reach.core.requests import Attachment, MessageKey, Request
 from reach.core.selector import SelectorError
@@ -94,7 +94,7 @@ def asked(state: State, node: NodePeer, lookup: Lookup) -> None:
 def _from_books(state: State, node: NodePeer, key: MessageKey, item: Found.Item) -> bool:
     """Whether this node knows of the message by itself."""
     request = state.by_key.get(key)
-    if request is not None:
+    if request is not None and not request.is_settled:
         inquiry = state.inquiries.get(request.number)
         if inquiry is not None:  # both ask: the smaller id owns it
             if state.rules.node_id > node.node_id:
@@ -105,7 +105,7 @@ def _from_books(state: State, node: NodePeer, key: MessageKey, item: Found.Item)
         if request.visitor is not None and request.agent is not None:
             item.agent_id, item.incarnation = request.agent.agent_id, request.agent.incarnation
         return True
-    if state.replay.has(key, state.now):
+    if outcomes.is_known(state, key):
         item.state = Found.DONE
         return True
     held = state.returning.held.get(key, state.now) if len(state.returning.held) else None

@@ -20,10 +20,10 @@ from agentreach.v1.error_pb2 import Error
 from agentreach.v1.frame_pb2 import Handover, Signal
 from agentreach.wire.errors import failure
 from agentreach.wire.names import shown
-from reach.core import deadlines, lanes, loops, moves, owners, settle, visiting, waiters
+from reach.core import deadlines, lanes, loops, moves, once, owners, settle, visiting, waiters
 from reach.core.agents import UNREACHABLE
 from reach.core.effects import ReadPin, RefreshPin
-from reach.core.requests import Attachment, Request
+from reach.core.requests import Attachment, Request, Stage
 
 if TYPE_CHECKING:
     from reach.core.lanes import Lane
@@ -57,7 +57,8 @@ def advance(state: State, lane: Lane, owner: Attachment) -> bool:
 def bounce(state: State, lane: Lane, request: Request) -> None:
     """A message of another node's caller was for a former owner: its entry shall read the pin, and send it anew.
 
-    Copies of callers of this node may have joined it: for them it goes on from here. The two meet where it goes.
+    Copies of callers of this node may have joined it: for them it goes on from here like any that was sent before, for
+    its entry may have found its owner elsewhere meanwhile, and had it run there.
     """
     text = f"session {shown(lane.key[3])} is not at node {state.rules.node_id} as its entry believes"
     error = failure(codes.FENCED, text)
@@ -69,9 +70,11 @@ def bounce(state: State, lane: Lane, request: Request) -> None:
     request.verdict = visiting.REFUSED
     for waiter in visitors:
         waiters.withdraw(state, request, waiter, error)
+    envelope, parent = visiting.as_sent(state, request)
+    request.lane, request.stage = None, Stage.ADMITTED
     request.verdict, request.visitor = 0, None
     request.retriable, request.node_made_id = True, False
-    lanes.put_back(state, lane, request)
+    once.place(state, request, envelope, parent)
 
 
 def refused(state: State, request: Request, why: Error) -> None:
@@ -159,19 +162,14 @@ def visit(state: State, request: Request, envelope: Envelope, attachment: Attach
         return
     request.agent_type = agent.agent_type
     request.strict_session = envelope.strict_session
-    request.epoch, request.session_event = epoch, int(envelope.session_event)
+    request.epoch = epoch
     request.data = envelope.SerializeToString()
     if lane.epoch > epoch:
         bounce(state, lane, request)
         return
     if lane.epoch < epoch and not lane.pinning and lane.move is None:
         owners.disown(state, lane)
-        if request.session_event in _FRESH:  # its entry has just written the pin
-            lane.turn, lane.snapshot, lane.since = 0, "", epoch
-            lane.event, lane.broken = 0, False
-            owners.own(state, lane, attachment, epoch)
-        else:
-            read(state, lane)
+        read(state, lane)  # not what its entry believes: that may be of long ago
     lane.used_at = state.now
     request.ancestors = loops.ancestors(envelope.path) - {request.message_id}
     held = lanes.held_by_its_callers(lane, request) if request.ancestors else ""

@@ -303,7 +303,7 @@ def start(state: State, lane: Lane, request: Request, envelope: Envelope) -> Non
     if request.deadline <= state.now:  # its timer is a tick late, or this node's loop stood still
         settle.fail(state, request, deadlines.timed_out(request))
         return
-    event = lane.event or (request.session_event if request.visitor is not None else 0)
+    event = lane.event
     if request.epoch not in (0, lane.epoch) and event != pb.LOST:  # it knew another owner: never STARTED
         event = int(pb.MOVED if lane.since <= request.epoch < lane.epoch else pb.LOST)
     if event == pb.LOST and request.strict_session:
@@ -328,10 +328,8 @@ def start(state: State, lane: Lane, request: Request, envelope: Envelope) -> Non
     if request.lane is lane:
         lane.running.add(request)
     if owner.remote:  # its home orders the messages
-        envelope.session_event = pb.SessionEvent.ValueType(event)
         request.reentrant, lane.event, lane.used_at = True, 0, state.now
     else:
-        envelope.session_event = pb.SESSION_EVENT_UNSPECIFIED
         owners.keep_pin(state, lane)
     route.hand_over(state, request, envelope, owner, request.parent)
 

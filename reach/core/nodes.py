@@ -7,6 +7,7 @@ the incarnation of its start: another incarnation has forgotten all that the for
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 from agentreach.v1 import frame_pb2 as pb
@@ -20,6 +21,7 @@ from reach.core import (
     interest,
     loads,
     lookups,
+    outcomes,
     rebalance,
     remote,
     returning,
@@ -33,7 +35,7 @@ from reach.core.ports import Identity
 
 if TYPE_CHECKING:
     from agentreach.v1.registry_pb2 import AgentLoad
-    from reach.core.requests import Attachment
+    from reach.core.requests import Attachment, Request
     from reach.core.state import State
     from reach.core.visiting import NodePort
 
@@ -42,6 +44,7 @@ AgentKey = tuple[str, str, str]
 
 _RANDOM_BITS = 128
 NODES_MAX = 1_000  # that are known at once, registered or not
+ANSWERED_MAX = 256  # more than a node has in hand between the acknowledgement of a reply and passing it on
 _BEAT_S = 5.0  # a node says something at least so often
 _SILENT_S = 4 * _BEAT_S  # a link that says nothing for so long is cut
 
@@ -52,6 +55,7 @@ class NodePeer(Peer):
     __slots__ = (
         "address",
         "agents",
+        "answered",
         "broker",
         "dead",
         "draining",
@@ -82,6 +86,8 @@ class NodePeer(Peer):
         """What it said last of each of its agents, also of those whose records have not come yet."""
         self.unregistered: dict[AgentKey, None] = {}
         """Of its agents those whose keys have vanished from the store, though it says that it has them."""
+        self.answered: deque[Request] = deque(maxlen=ANSWERED_MAX)
+        """The last requests of its callers whose outcomes it has acknowledged: it may end before it passes them on."""
         self.visiting: dict[bytes, NodePort] = {}
         """By its entry: requests that it gave to agents of this node."""
         self.broker: Attachment | None = None
@@ -212,6 +218,7 @@ def _begin_again(state: State, node: NodePeer, incarnation: bytes) -> None:
     if node.connected:  # the end of its former stream was not seen
         cut(state, node, "it dialled anew")
     if node.incarnation and incarnation != node.incarnation:
+        outcomes.keep_all_unconfirmed(state, node.link.outstanding())
         visiting.entry_lost(state, node, "its node was started anew")
         remote.forgotten(state, node)
     node.incarnation = incarnation
@@ -288,10 +295,19 @@ def on_timer(state: State, node: NodePeer) -> None:
     visiting.entry_lost(state, node, "its node's link did not come back")
     state.interests.forget(node)
     remote.given_up(state, node, "its node's link did not come back")
-    for item in list(node.link.outstanding()):
+    left = list(node.link.outstanding())
+    outcomes.keep_all_unconfirmed(state, left)
+    for item in left:
         node.link.withdraw(item)
     node.token = b""
+    if not (node.dead or node.closing) and now < (until := _remembered_until(state, node)):
+        _check_at(state, node, until)
     forget_if_gone(state, node)
+
+
+def _remembered_until(state: State, node: NodePeer) -> float:
+    """Until when a node counts that fell silent: it may live, and have messages of which nobody else knows."""
+    return max(node.cut_at + state.rules.resume_window_s, node.gone_at) + vanished.REMEMBERED_S
 
 
 def forget_if_gone(state: State, node: NodePeer) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope, Target
 from agentreach.v1.frame_pb2 import Found, Lookup, MessageKey, Signal
+from agentreach.wire.content import content_digest
 from agentreach.wire.errors import failure
 from agentreach.wire.names import normalise_env, shown
 from reach.core import admit, claims, credit, nodes, order, outcomes, returning, route, settle, vanished, writing
@@ -22,6 +23,7 @@ from reach.core.agents import UNREACHABLE, Agent
 from reach.core.claims import Inquiry
 from reach.core.peers import Peer
 from reach.core.ports import Identity
+from reach.core.replay import Elsewhere, Stored
 from reach.core.requests import Attachment, Request, Stage
 from reach.core.visiting import NodePort
 
@@ -180,6 +182,9 @@ def _may_know(node: NodePeer) -> bool:
 def _ask(state: State, inquiry: Inquiry) -> None:
     """One round: everybody who may have it and can be asked is; who cannot be is missing."""
     request = inquiry.request
+    if outcomes.is_known(state, request.key):
+        _has_ended(state, inquiry)
+        return
     tenant, principal, env, message_id = request.key
     inquiry.rounds += 1
     inquiry.nonce = request.number << claims.ROUND_BITS | inquiry.rounds & 0xFF
@@ -216,6 +221,28 @@ def _ask(state: State, inquiry: Inquiry) -> None:
         inquiry.timer = state.checks.schedule(inquiry, state.now + ROUND_S)
     else:
         _all_said(state, inquiry)
+
+
+def _has_ended(state: State, inquiry: Inquiry) -> None:
+    """An agent of this node answered it for another node, which is lost: what became of it stands here."""
+    request = inquiry.request
+    if not _end(state, inquiry):
+        return
+    found = state.replay.find(request.key, content_digest(Envelope.FromString(request.data)), state.now)
+    if isinstance(found, Stored):
+        error = Envelope.FromString(found.outcome).error
+        state.stats.duplicates["replayed"] += 1
+        outcome = codes.ErrorCode.Name(error.code) if error.code else "OK"
+        settle.answer(state, request, found.outcome, outcome, error if error.code else None)
+        settle.release(state, request)
+        return
+    attachment = None
+    if isinstance(found, Elsewhere):
+        attachment = route.incarnation(state, request.key, found.agent_id, found.incarnation)
+    if attachment is not None:
+        _send_to(state, request, attachment, Found.DONE)
+    else:
+        _give_up(state, request, [found.agent_id if isinstance(found, Elsewhere) else "its agent"])
 
 
 def _answers_for(attachment: Attachment) -> bool:
@@ -256,7 +283,7 @@ def _end(state: State, inquiry: Inquiry) -> bool:
 def _to_who_has_it(state: State, inquiry: Inquiry, peer: object, item: Found.Item) -> bool:
     request = inquiry.request
     if not item.agent_id:
-        if not isinstance(peer, nodes.NodePeer):
+        if not isinstance(peer, nodes.NodePeer) or _gave_it(peer, request):
             return False
         if _end(state, inquiry):
             relay(state, request, Envelope.FromString(request.data), peer)
@@ -270,18 +297,28 @@ def _to_who_has_it(state: State, inquiry: Inquiry, peer: object, item: Found.Ite
         inquiry.missing.append(shown(item.agent_id))  # it has it, and cannot be reached yet; anybody may say so
         return False
     if _end(state, inquiry):
-        if request.line is not None:
-            order.over(state, request)
-        state.stats.duplicates["joined" if item.state == Found.RUNNING else "replayed"] += 1
-        request.reentrant = True  # it has its slot, and its place in its lane
-        envelope = Envelope.FromString(request.data)
-        request.retriable = request.idempotent and not envelope.session_id  # nobody but its owner
-        request.credit = credit.UNBOUNDED
-        request.routed = "the agent that has it"
-        request.tied = True
-        envelope.resent, envelope.epoch = True, 0  # whoever has the session now: this process has the message
-        route.hand_over(state, request, envelope, attachment, request.parent)
+        _send_to(state, request, attachment, item.state)
     return True
+
+
+def _gave_it(node: NodePeer, request: Request) -> bool:
+    """Whether a node has the message at work in that it gave it to this one meanwhile, and waits for it here."""
+    return any(isinstance(waiter.port, NodePort) and waiter.port.node is node for waiter in request.waiters)
+
+
+def _send_to(state: State, request: Request, attachment: Attachment, found: Found.State.ValueType) -> None:
+    """An agent has the message: it joins, or replays."""
+    if request.line is not None:
+        order.over(state, request)
+    state.stats.duplicates["joined" if found == Found.RUNNING else "replayed"] += 1
+    request.reentrant = True  # it has its slot, and its place in its lane
+    envelope = Envelope.FromString(request.data)
+    request.retriable = request.idempotent and not envelope.session_id  # nobody but its owner
+    request.credit = credit.UNBOUNDED
+    request.routed = "the agent that has it"
+    request.tied = True
+    envelope.resent, envelope.epoch = True, 0  # whoever has the session now: this process has the message
+    route.hand_over(state, request, envelope, attachment, request.parent)
 
 
 def _all_said(state: State, inquiry: Inquiry) -> None:

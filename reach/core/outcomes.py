@@ -1,19 +1,23 @@
 """What becomes of a request's outcome for those who send its message again (behaviour.md §5).
 
 Most outcomes go to the replay table. That of a fresh id is kept only until its caller's link has acknowledged the
-reply: until then the settled request stays in `State.by_key`, so that full speed does not wash the table out.
+reply: until then the settled request stays in `State.by_key`, so that full speed does not wash the table out. So does
+at an agent's home what its entry has not acknowledged. An entry may end with what it has acknowledged and had not yet
+passed on: of the last of these the home remembers whose they were (`NodePeer.answered`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.wire.content import content_digest
 from reach.core import replay
+from reach.core.requests import MessageKey, Request
 
 if TYPE_CHECKING:
-    from reach.core.requests import Request
+    from agentreach.wire.outbox import Item
     from reach.core.state import State
 
 SHRUNK_FROM_BYTES = 16 << 10  # below, a digest costs more than it saves
@@ -46,6 +50,8 @@ def confirmed(state: State, request: Request) -> None:
     """The caller's link has accepted the final reply of a fresh id: it will not be sent again."""
     request.reply = None
     forget(state, request)
+    if request.visitor is not None:
+        request.visitor.node.answered.append(request)
 
 
 def keep_unconfirmed(state: State, request: Request) -> None:
@@ -54,3 +60,28 @@ def keep_unconfirmed(state: State, request: Request) -> None:
     forget(state, request)
     if reply is not None and reply.data is not None:
         keep(state, request, reply.data)
+
+
+def keep_all_unconfirmed(state: State, items: Iterable[Item]) -> None:
+    """Whom these were for is gone, or has forgotten all: keep the outcomes that stand among them."""
+    for item in items:
+        owner = item.owner
+        if isinstance(owner, Request):
+            item.owner = None
+            keep_unconfirmed(state, owner)
+
+
+def is_known(state: State, key: MessageKey) -> bool:
+    """Whether the replay table says what became of a message; what was remembered of it elsewhere comes there now."""
+    request = state.by_key.get(key)
+    if request is not None and request.is_settled:
+        keep_unconfirmed(state, request)
+    if state.replay.has(key, state.now):
+        return True
+    for node in state.nodes.values():
+        for each in node.answered:
+            if each.key == key and each.agent is not None:
+                digest = each.digest or content_digest(Envelope.FromString(each.data))
+                state.replay.store(key, digest, (each.agent.agent_id, each.agent.incarnation), state.now)
+                return True
+    return False

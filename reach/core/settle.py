@@ -93,6 +93,7 @@ def answer(state: State, request: Request, reply: bytes, outcome: str, error: Er
         request.node_made_id = False  # its entry may be lost, and its caller asks again by another node
     if request.session_event and request.lane is not None and outcome != "CANCELLED":
         request.lane.event = 0  # somebody was told
+    alone = len(request.waiters) == 1
     for waiter in request.waiters:
         item = waiter.port.deliver(reply, request.priority)
         waiters.forget(waiter.port, request)
@@ -110,11 +111,11 @@ def answer(state: State, request: Request, reply: bytes, outcome: str, error: Er
         order.over(state, request)
     if request.relayed:
         once.answered(state, request)  # its owner keeps the outcome
-    elif request.node_made_id or (
+    elif (request.node_made_id and (request.visitor is None or item is None)) or (
         error is not None and not replay.is_stored(error.code, error.retryable, error.may_have_executed)
     ):
         outcomes.forget(state, request)
-    elif request.fresh and item is not None:
+    elif (request.fresh or request.node_made_id) and alone and item is not None:
         item.owner = request  # it stays in `by_key` until the caller has the reply for sure
         request.reply = item
         outcomes.shrink(request)

@@ -14,6 +14,7 @@ from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.error_pb2 import Error
 from agentreach.v1.frame_pb2 import AttemptState, Progress, Signal, StreamCredit
+from agentreach.v1.peer_pb2 import Lineage
 from agentreach.wire.content import content_digest
 from agentreach.wire.errors import failure
 from agentreach.wire.limits import OUTBOX_BYTES_HARD_MAX, OUTBOX_BYTES_MAX
@@ -21,6 +22,7 @@ from agentreach.wire.names import normalise_env
 from agentreach.wire.outbox import Item
 from reach.core import admit, credit, deadlines, homes, loops, outcomes, route, settle, waiters, wants, writing
 from reach.core.agents import DEGRADED, HEALTHY, Agent
+from reach.core.lineage import valid_until_unix_ms
 from reach.core.requests import Attachment, MessageKey, Request, Stage, Waiter
 
 if TYPE_CHECKING:
@@ -69,11 +71,11 @@ class NodePort:
             tell(state, node, self.entry, self.attempt, verdict, Envelope.FromString(reply).error)
             return None
         link = node.link
-        link.put_bytes(reply + writing.returned(self.entry, self.attempt), state.now, priority)
+        item = link.put_bytes(reply + writing.returned(self.entry, self.attempt), state.now, priority)
         waiting_bytes = link.waiting_bytes
         if waiting_bytes >= OUTBOX_BYTES_MAX and (waiting_bytes >= OUTBOX_BYTES_HARD_MAX or state.outboxes.full):
             state.overrun.add(node)
-        return None
+        return item
 
 
 def tell(state: State, node: NodePeer, entry: bytes, attempt: int, verdict: int, why: Error) -> None:
@@ -199,6 +201,32 @@ def _tree_holds(envelope: Envelope, agent: Agent, attachment: Attachment) -> boo
         return False
     ancestors = loops.ancestors(envelope.path)
     return any(held.message_id in ancestors for held in attachment.attempts.values())
+
+
+def as_sent(state: State, request: Request) -> tuple[Envelope, Lineage | None]:
+    """A visiting request as if it had been sent to this node: without what its entry wrote, and the call it is from."""
+    envelope = Envelope.FromString(request.data)
+    *path, _ = envelope.path
+    parent = None
+    if path:
+        deadline_ms = int((request.deadline + state.unix_offset) * 1000)
+        parent = Lineage(
+            message_id=path[-1].message_id,
+            trace_id=request.trace_id,
+            path=path,
+            hop_count=envelope.hop_count - 1,
+            deadline_unix_ms=deadline_ms,
+            valid_until_unix_ms=valid_until_unix_ms(deadline_ms),
+            tenant=request.key[0],
+            principal=request.key[1],
+            env=request.key[2],
+            actors=envelope.actors,
+        )
+    for name in ("path", "actors", "hop_count", "recipient", "entry", "attempt", "resent", "lineage"):
+        envelope.ClearField(name)
+    if parent is not None:
+        envelope.lineage = state.lineage.sign(parent, request.key[1])
+    return envelope, parent
 
 
 def hand_over(state: State, request: Request, envelope: Envelope, attachment: Attachment) -> None:

@@ -65,7 +65,7 @@ def test_a_home_that_a_newer_node_never_heard_of_serves_no_session_by_the_others
     gone(home, newer)  # the home's view is of before it came
     gone(newer, home, keeper.agent_id)
     gone(other, home, keeper.agent_id)
-    cores.advance(12.0)
+    cores.advance(30.0)
     assert home.node_id not in newer.state.nodes
     served = ask(local)
     keeper.handle_all()
