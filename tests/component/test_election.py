@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 import pytest
 
 from reach.adapters.memory_store import MemoryStore
-from reach.core.store import Compare, Delete, Field, Get, Operation, Put, TxnResult, absent
+from reach.core.store import Change, Compare, Delete, Field, Get, Operation, Put, TxnResult, absent
 from reach.node.election import MARGIN_S, PREFIX, Election, NotLeading
 from tests.support.candidates import Acts, Candidate, recorded
 
@@ -318,6 +318,43 @@ async def test_a_candidate_whose_key_vanishes_just_before_it_takes_office_does_n
     assert store.taken and election.leading is None and not (await store.list(PREFIX)).items
     await election.stop()
     await store.close()
+
+
+class Behind(MemoryStore):
+    """What it watches it is told late: nothing before `up_to_date` is set."""
+
+    up_to_date: asyncio.Event
+
+    async def watch(
+        self, prefix: str, from_revision: int, *, deletes_only: bool = False
+    ) -> AsyncGenerator[Sequence[Change], None]:
+        """See `Store.watch`."""
+        async with contextlib.aclosing(super().watch(prefix, from_revision, deletes_only=deletes_only)) as batches:
+            async for batch in batches:
+                await self.up_to_date.wait()
+                yield batch
+
+
+async def test_a_former_leader_whose_view_is_old_takes_its_own_old_key_for_nobody_s() -> None:
+    """It stood again, and its watch had not told it that its former key is gone: by that it led, and so did another."""
+    async with bench() as at:
+        behind = Behind(state=at.store._state)
+        behind.up_to_date = asyncio.Event()
+        former = Candidate(behind, "n0", ttl_s=TTL_S, clock=now)
+        await former.start()
+        await at.acts.until(bool)
+        assert former.leads
+        (item,) = (await at.store.list(PREFIX)).items
+        at.them.append(former)
+        await at.stand()
+        await at.store.revoke(item.lease)
+        await at.them[1].until(lambda election: election.leading is not None, PROMPT_S)
+        await asyncio.sleep(TTL_S / 2)
+        assert (await at.store.list(f"{PREFIX}n0/")).items, "it stands again"
+        assert former.election.leader is None and former.election.leader_id == ""
+        behind.up_to_date.set()
+        await former.until(lambda election: election.leader_id == "n1", PROMPT_S)
+        await at.acts.until(bool)
 
 
 async def test_a_leader_whose_key_somebody_else_has_made_anew_writes_no_more() -> None:
