@@ -1,6 +1,6 @@
 """Random faults on several nodes, their etcd, their agents and the ways between, under load; see `nodes_storm`.
 
-`make test` has 25 s of them, `make soak` a minute and ten minutes: `REACH_STORM_SEED` repeats one. Whatever is told is
+`make test` has 60 s of them, `make soak` ten minutes: `REACH_STORM_SEED` repeats one of either. Whatever is told is
 true, no session has two owners, no two nodes lead; when the faults end everything settles: every gauge of every node is
 0, and every agent is reachable from every node.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -38,9 +39,10 @@ async def storm_of(seed: int, seconds: float, folder: Path) -> None:
                     await load.more(100)
                 told = {*TOLD, "REGISTRY_UNAVAILABLE"}
                 await ordeal.check(request=told, named=told, stream=told, session=told)
-                codes = ordeal.book.codes()
-                print(codes)
-                assert codes["OK"] > codes.total() / 2, codes
+                print(ordeal.book.codes())
+                # A conversation that is refused asks again at once: how often tells nothing.
+                even = Counter(each.code for each in ordeal.book.outcomes.values() if each.what != "session")
+                assert even["OK"] > even.total() / 2, even
             except BaseException as error:
                 error.add_note("\n".join([*storm.log, ordeal.agents_logs()]))
                 raise
@@ -48,12 +50,6 @@ async def storm_of(seed: int, seconds: float, folder: Path) -> None:
 
 @pytest.mark.timeout(300)
 async def test_in_random_faults_of_a_whole_mesh_whatever_is_told_is_true(tmp_path: Path) -> None:
-    await storm_of(int(os.environ.get("REACH_STORM_SEED") or 11), 25, tmp_path)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(300)
-async def test_the_same_for_a_minute(tmp_path: Path) -> None:
     await storm_of(int(os.environ.get("REACH_STORM_SEED") or 11), 60, tmp_path)
 
 

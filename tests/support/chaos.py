@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
-import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_sdk import Mesh, ReachError
+from agentreach.aio.clock import StallWatch, boot_time
 from tests.support.agents import eventually
 from tests.support.node import NodeProcess
 
@@ -46,11 +46,13 @@ class Outcome:
     told: str
     what: str = "request"
     """Or "stream", or "session", or "named": with an id of its caller's own."""
+    stood_s: float = 0.0
+    """For how long after its deadline this process did not run: nobody in it could be told anything."""
 
     def faults(self, runs: int) -> list[str]:
         """What is wrong with it, if its handler ran so often."""
         found = []
-        if self.took_s > self.timeout_s + LATE_S:
+        if self.took_s > self.timeout_s + LATE_S + self.stood_s:
             found.append(f"answered after {self.took_s:.2f} s of {self.timeout_s:g}")
         if runs > 1 and not self.idempotent:
             found.append(f"ran {runs} times")
@@ -70,6 +72,8 @@ class Book:
         self.outcomes: dict[int, Outcome] = {}
         self._next = 0
         self._asking: set[asyncio.Task[None]] = set()
+        self._watch: StallWatch | None = None
+        self._stalls: list[tuple[float, float]] = []
 
     def runs(self) -> Counter[int]:
         """How often each request's handler was started, over all processes."""
@@ -82,6 +86,8 @@ class Book:
     def begin(self, mesh: Mesh, agent_type: str, count: int = 1, **how: Any) -> range:
         """Ask so often, each beside the others; their numbers."""
         numbers = self.numbers(count)
+        if self._watch is None:
+            self._watch = StallWatch(asyncio.get_running_loop(), self._stood_still)
         for number in numbers:
             task = asyncio.create_task(self._ask(mesh, number, agent_type, **how), name=f"ask {number}")
             self._asking.add(task)
@@ -102,7 +108,7 @@ class Book:
         self, mesh: Mesh, number: int, agent_type: str, *, timeout: float = 15.0, idempotent: bool = False,
         sleep: float = 0.3, stream: int = 0, **how: Any,
     ) -> None:  # fmt: skip
-        began = time.monotonic()
+        began = boot_time()
         code, may, told = "OK", True, ""
         how |= {"agent_type": agent_type, "timeout": timeout}
         try:
@@ -116,9 +122,9 @@ class Book:
         except ReachError as error:
             code, may, told = str(error.code), error.may_have_executed, str(error)
         assert number not in self.outcomes, f"{number} was answered twice"
-        took_s = time.monotonic() - began
+        took_s, stood_s = boot_time() - began, self.stood_s(began + timeout)
         what = "stream" if stream else "session" if "session" in how else "named" if "message_id" in how else "request"
-        self.outcomes[number] = Outcome(number, code, may, idempotent, took_s, timeout, told, what)
+        self.outcomes[number] = Outcome(number, code, may, idempotent, took_s, timeout, told, what, stood_s)
 
     async def _stream(self, mesh: Mesh, number: int, count: int, lasting_s: float, **how: Any) -> str:
         data = {"n": number, "stream": count, "pause": lasting_s / count}
@@ -136,6 +142,16 @@ class Book:
             assert got == list(range(len(got))), f"{number}: {got} [trace {items.trace_id}]"
         assert len(got) == count, f"{number} ended after {len(got)} items as if that were all"
         return f"[trace {items.trace_id}]"
+
+    def _stood_still(self, for_s: float) -> None:
+        now = boot_time()
+        self._stalls.append((now - for_s, now))
+
+    def stood_s(self, since: float) -> float:
+        """For how long the event loop of this process has stood still since a time of the boot clock."""
+        if self._watch is not None:
+            self._watch.look()
+        return sum(max(0.0, until - max(began, since)) for began, until in self._stalls)
 
     async def begun(self, count: int = 1) -> None:
         """Wait until so many runs are written down."""

@@ -10,6 +10,7 @@ A member is killed by its own process id only, also when it is paused.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import os
@@ -264,7 +265,8 @@ class EtcdCluster:
             async with asyncio.timeout(10):
                 out, err = await process.communicate()
         except TimeoutError:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):  # it has ended just now
+                process.kill()
             await process.wait()
             raise RuntimeError(f"etcdctl {arguments} takes too long") from None
         if process.returncode != 0:

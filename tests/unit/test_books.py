@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
+from agent_sdk import Mesh
+from agentreach.aio.clock import boot_time
 from tests.support import turns
+from tests.support.chaos import Book, Outcome
 from tests.support.reigns import overlaps
 from tests.support.turns import Turn
 
@@ -42,6 +49,20 @@ def test_a_turn_without_an_end_ended_with_its_process_or_never(tmp_path: Path) -
     record.write_text(json.dumps({**begun, "began": 1.0}) + "\n")
     assert turns.read(record)[0].ended == turns.NEVER
     assert turns.read(record, {7: 2.0})[0].ended == 2.0
+
+
+async def test_a_process_that_stands_still_after_a_deadline_tells_nobody_in_time(tmp_path: Path) -> None:
+    late = Outcome(1, "TIMEOUT", True, False, took_s=22.0, timeout_s=20.0, told="", what="request")
+    assert "answered after" in late.faults(0)[0]
+    assert replace(late, stood_s=0.6).faults(0) == []
+    book = Book(tmp_path)
+    book.begin(cast(Mesh, None), "nobody", count=0)
+    began = boot_time()
+    await asyncio.sleep(0.15)  # the watch ticks
+    time.sleep(0.5)  # noqa: ASYNC251  # the fault it is made for
+    between = boot_time()
+    assert 0.3 <= book.stood_s(began) <= between - began
+    assert book.stood_s(boot_time()) == 0.0
 
 
 def test_reigns_that_overlap_are_seen() -> None:
