@@ -31,7 +31,7 @@ from tools.cluster import COUNT, FIRST_PORT, Place
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-LIMIT_S = 30.0
+LIMIT_S = 90.0  # of a block on a machine that is busy with other tests; no promise
 POLL_S = 0.03
 
 ELSEWHERE = {
