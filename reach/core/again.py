@@ -242,13 +242,14 @@ def _abandon(state: State, request: Request) -> None:
     settle.tell_cancelled(state, left, attachment)
     cut_s = 0.0 if peer.connected else state.rules.resume_window_s
     left.timer = state.wheel.schedule(left, state.now + cut_s + state.rules.cancel_grace_s)
-    _renumber(state, request)
+    renumber(state, request)
     request.attachment = request.item = request.budgeted = None
     request.holds_slot = request.reentrant = False
     settle.clear_attempt(request)
 
 
-def _renumber(state: State, request: Request) -> None:
+def renumber(state: State, request: Request) -> None:
+    """Let a request go on under another number: what comes for the former one is not its any more."""
     former = request.number
     number = request.number = state.next_number
     state.next_number = number + 1

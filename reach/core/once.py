@@ -18,7 +18,7 @@ from agentreach.v1.frame_pb2 import Found, Lookup, MessageKey, Signal
 from agentreach.wire.content import content_digest
 from agentreach.wire.errors import failure
 from agentreach.wire.names import normalise_env, shown
-from reach.core import admit, claims, credit, nodes, order, outcomes, returning, route, settle, vanished, writing
+from reach.core import admit, again, claims, credit, nodes, order, outcomes, returning, route, settle, vanished, writing
 from reach.core.agents import UNREACHABLE, Agent
 from reach.core.claims import Inquiry
 from reach.core.peers import Peer
@@ -114,6 +114,8 @@ def _to_another(state: State, request: Request, node: NodePeer) -> None:
         node.link.withdraw(request.item)
     settle.give_back(state, request)
     answered(state, request)
+    del state.requests[request.number]
+    again.renumber(state, request)  # the former owner may be given it once more, for an agent of its
     state.by_key.setdefault(request.key, request)
     request.attempt, request.relayed, request.retriable = 0, False, True
     request.inquired = False
@@ -283,7 +285,7 @@ def _end(state: State, inquiry: Inquiry) -> bool:
 def _to_who_has_it(state: State, inquiry: Inquiry, peer: object, item: Found.Item) -> bool:
     request = inquiry.request
     if not item.agent_id:
-        if not isinstance(peer, nodes.NodePeer) or _gave_it(peer, request):
+        if not isinstance(peer, nodes.NodePeer):
             return False
         if _end(state, inquiry):
             relay(state, request, Envelope.FromString(request.data), peer)
@@ -301,9 +303,15 @@ def _to_who_has_it(state: State, inquiry: Inquiry, peer: object, item: Found.Ite
     return True
 
 
-def _gave_it(node: NodePeer, request: Request) -> bool:
-    """Whether a node has the message at work in that it gave it to this one meanwhile, and waits for it here."""
-    return any(isinstance(waiter.port, NodePort) and waiter.port.node is node for waiter in request.waiters)
+def is_given(state: State, request: Request, node: NodePeer) -> bool:
+    """A node gives this one a message for an agent. True if others were asked for it: they wait for that node now.
+
+    Had it joined the one that is asked for, that would be found at that node, and each would wait for the other.
+    """
+    inquiry = state.inquiries.get(request.number)
+    if inquiry is not None and _end(state, inquiry):
+        relay(state, request, Envelope.FromString(request.data), node)
+    return inquiry is not None
 
 
 def _send_to(state: State, request: Request, attachment: Attachment, found: Found.State.ValueType) -> None:

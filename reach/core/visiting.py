@@ -20,7 +20,7 @@ from agentreach.wire.errors import failure
 from agentreach.wire.limits import OUTBOX_BYTES_HARD_MAX, OUTBOX_BYTES_MAX
 from agentreach.wire.names import normalise_env
 from agentreach.wire.outbox import Item
-from reach.core import admit, credit, deadlines, homes, loops, outcomes, route, settle, waiters, wants, writing
+from reach.core import admit, credit, deadlines, homes, loops, once, outcomes, route, settle, waiters, wants, writing
 from reach.core.agents import DEGRADED, HEALTHY, Agent
 from reach.core.lineage import valid_until_unix_ms
 from reach.core.requests import Attachment, MessageKey, Request, Stage, Waiter
@@ -111,6 +111,8 @@ def admit_from(state: State, node: NodePeer, envelope: Envelope, spent_ms: int) 
     left_s = (envelope.timeout_ms - spent_ms) / 1000
     port = NodePort(state, node, entry, attempt)
     twin = state.by_key.get(key)
+    if twin is not None and once.is_given(state, twin, node):
+        twin = None
     if twin is not None and twin.stage is not Stage.SETTLED:
         _join(state, port, envelope, twin, left_s)
         return

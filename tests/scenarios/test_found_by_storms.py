@@ -17,6 +17,18 @@ from tests.support.core import CoreMesh
 from tests.support.cores import Cores, NodeCore
 from tests.support.keepers import Keeper
 
+
+def opened(core: NodeCore, agent_id: str) -> None:
+    """As a node sees it, an agent has failed too often."""
+    with core.step() as state:
+        agent = core.attachment(agent_id).agent
+        agent.breaker = Breaker()
+        for _ in range(IN_A_ROW_MAX):
+            agent.breaker.outcome(False, state.now, state.now)
+        breakers.look(state, agent)
+    assert agent.shut
+
+
 # ---- once means once ----
 
 
@@ -285,6 +297,38 @@ def test_a_message_that_comes_from_its_entry_while_this_node_asks_for_a_copy_of_
     cores.assert_settled()
 
 
+@pytest.mark.parametrize("far", [True, False], ids=["to the former owner's agent", "to one of its own"])
+def test_an_owner_that_was_cut_off_leaves_a_message_to_the_node_that_took_it_over(far: bool) -> None:
+    """Both asked each other; the former owner took the other's answer for its own wait for it, and both had it run."""
+    cores = Cores(3)
+    entry, owner, silent = cores.nodes
+    agents = [entry.agent("echo/1"), owner.agent("echo/2")]
+    caller = entry.caller()
+    name = next(f"m-{n}" for n in range(1000) if owned_by(owner, f"m-{n}", entry))
+    stands_still(cores, silent)
+    caller.request("same", message_id=name, fresh=False, timeout_ms=30_000)
+    cores.advance(1.0)
+    assert owner.state.inquiries and not entry.state.inquiries
+    cores.cut(entry, owner)
+    cores.advance(1.0)
+    assert owner.state.inquiries and entry.state.inquiries
+    opened(entry, "echo/1" if far else "echo/2")
+    opened(owner, "echo/1")
+    cores.link(entry, owner)
+    cores.kill(silent)
+    cores.advance(2.0)
+    assert agents[far].has(name)
+    assert runs(*agents) == 1
+    for agent in agents:
+        if agent.has(name):
+            agent.answer(name, "once")
+    assert caller.text_of(name) == "once"
+    cores.advance(2.0)
+    assert runs(*agents) == 1
+    entry.assert_settled()
+    owner.assert_settled()
+
+
 # ---- who leaves ----
 
 
@@ -340,17 +384,6 @@ def test_what_an_agent_was_given_after_it_had_asked_to_go_is_not_taken_for_not_g
 
 
 # ---- breakers ----
-
-
-def opened(core: NodeCore, agent_id: str) -> None:
-    """As a node sees it, an agent has failed too often."""
-    with core.step() as state:
-        agent = core.attachment(agent_id).agent
-        agent.breaker = Breaker()
-        for _ in range(IN_A_ROW_MAX):
-            agent.breaker.outcome(False, state.now, state.now)
-        breakers.look(state, agent)
-    assert agent.shut
 
 
 def is_open(core: NodeCore, agent_id: str) -> bool:
