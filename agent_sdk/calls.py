@@ -7,7 +7,7 @@ the time that is left.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from agent_sdk import moving
 from agent_sdk.errors import ErrorCode, IdempotencyConflict, Internal, ReachError, Timeout, from_proto
@@ -26,11 +26,11 @@ from agentreach.wire.outbox import Item
 if TYPE_CHECKING:
     from agent_sdk.link import MeshLink
 
-GRACE_S = 0.25
+GRACE_S: Final = 0.25
 """The node answers at the deadline; this much later the SDK does it itself, so that nobody waits for a dead node."""
 
-_TICK_S = 0.0625
-_BUFFERED_ITEMS_MAX = 4 * STREAM_CREDIT_INITIAL  # a node that ignores credits loses the stream, not our memory
+_TICK_S: Final = 0.0625
+_BUFFERED_ITEMS_MAX: Final = 4 * STREAM_CREDIT_INITIAL  # a node that ignores credits loses the stream, not our memory
 
 
 class Calls:
@@ -324,6 +324,6 @@ class Calls:
             self._failed(call, own, float("inf"))
 
 
-RETURNING_S = 10.0
+RETURNING_S: Final = 10.0
 """A node's default `resume_window_s`: after that nobody is awaited any more."""
-_SESSIONS_MAX = 10_000  # epochs remembered; the oldest are forgotten first
+_SESSIONS_MAX: Final = 10_000  # epochs remembered; the oldest are forgotten first

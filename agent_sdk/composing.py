@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from agent_sdk.current import current_work
 from agent_sdk.errors import InvalidEnvelope, PayloadTooLarge, Timeout
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from agent_sdk.link import MeshLink
     from agent_sdk.work import Work
 
-_TIMEOUT_S_MAX = 4_000_000.0  # what the field can hold; the node's own bounds are narrower, and it names them
-_PROFILE_WHOLE_S = {"CACHE": 1.1, "RPC": 16.0, "LLM": 245.0, "EXTERNAL": 62.0, "TASK": 320.0}
+_TIMEOUT_S_MAX: Final = 4_000_000.0  # what the field can hold; the node's own bounds are narrower, and it names them
+_PROFILE_WHOLE_S: Final = {"CACHE": 1.1, "RPC": 16.0, "LLM": 245.0, "EXTERNAL": 62.0, "TASK": 320.0}
 """Whole time of a profile (behaviour.md §4, rounded up): for the SDK's own guard only; the node keeps the real one."""
-_PRIORITIES = {"HIGH": (pb.HIGH, HIGH), "NORMAL": (pb.NORMAL, NORMAL), "LOW": (pb.LOW, LOW)}
+_PRIORITIES: Final = {"HIGH": (pb.HIGH, HIGH), "NORMAL": (pb.NORMAL, NORMAL), "LOW": (pb.LOW, LOW)}
 
 Extras = tuple[Any, ...]
 """session, strict_session, idempotent, priority, dedup_key, headers; as the user gave them."""

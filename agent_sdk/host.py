@@ -11,7 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from agent_sdk import standing
 from agent_sdk.errors import from_proto
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("agent_sdk")
 
-QUEUED_MAX = 1000  # messages that wait in the agent: the node reserves slots, so a session's lane or leftovers
-_TIMEOUT_MS_UNKNOWN = 600_000
-_LANES = {pb.HIGH: HIGH, pb.LOW: LOW}
+QUEUED_MAX: Final = 1000  # messages that wait in the agent: the node reserves slots, so a session's lane or leftovers
+_TIMEOUT_MS_UNKNOWN: Final = 600_000
+_LANES: Final[dict[int, int]] = {pb.HIGH: HIGH, pb.LOW: LOW}
 
 Pick = Callable[[pb.Envelope], Handler | None]
 """Which handler takes an envelope."""

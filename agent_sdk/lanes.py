@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 
 class Admissible(Protocol):
@@ -21,7 +21,9 @@ class Admissible(Protocol):
 
 W = TypeVar("W", bound=Admissible)
 
-_NOWHERE, _IN_LANE, _FOR_SLOT = 0, 1, 2
+_NOWHERE: Final = 0
+_IN_LANE: Final = 1
+_FOR_SLOT: Final = 2
 
 
 class _Lane(Generic[W]):

@@ -7,6 +7,7 @@ is set on an `Envelope` and appended. No decisions are made here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from agent_sdk.errors import InvalidEnvelope
 from agentreach.v1 import envelope_pb2 as pb
@@ -14,16 +15,28 @@ from agentreach.wire import names
 from agentreach.wire.framing import varint
 
 # Field keys of Envelope: number << 3 | wire type.
-MESSAGE_ID, PAYLOAD, CORRELATION_ID, ENTRY, TRACE_ID = b"\x0a", b"\x32", b"\x3a", b"\x42", b"\x4a"
-TIMEOUT_MS, ATTEMPT = b"\x58", b"\x60"
-EPOCH, SEQUENCE, ERROR, TIMING, SESSION_ID = b"\xa8\x01", b"\xe0\x01", b"\xfa\x01", b"\x82\x02", b"\x9a\x01"
-REPLY_TOPIC, SIGNATURE = b"\xf2\x01", b"\xa2\x02"
-FRESH, NOT_FRESH, MORE = b"\x68\x01", b"\x68\x00", b"\xe8\x01\x01"
-RESENT = b"\xc0\x02\x01"
+MESSAGE_ID: Final = b"\x0a"
+PAYLOAD: Final = b"\x32"
+CORRELATION_ID: Final = b"\x3a"
+ENTRY: Final = b"\x42"
+TRACE_ID: Final = b"\x4a"
+TIMEOUT_MS: Final = b"\x58"
+ATTEMPT: Final = b"\x60"
+EPOCH: Final = b"\xa8\x01"
+SEQUENCE: Final = b"\xe0\x01"
+ERROR: Final = b"\xfa\x01"
+TIMING: Final = b"\x82\x02"
+SESSION_ID: Final = b"\x9a\x01"
+REPLY_TOPIC: Final = b"\xf2\x01"
+SIGNATURE: Final = b"\xa2\x02"
+FRESH: Final = b"\x68\x01"
+NOT_FRESH: Final = b"\x68\x00"
+MORE: Final = b"\xe8\x01\x01"
+RESENT: Final = b"\xc0\x02\x01"
 # A Payload of bytes: content_type, then the key of its body.
-_OCTETS = b"\x12\x18application/octet-stream\x1a"
+_OCTETS: Final = b"\x12\x18application/octet-stream\x1a"
 
-_ROUTES_MAX = 1024  # cached heads of one client; beyond, the cache starts anew
+_ROUTES_MAX: Final = 1024  # cached heads of one client; beyond, the cache starts anew
 
 
 def field(key: bytes, data: bytes) -> bytes:

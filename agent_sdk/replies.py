@@ -7,20 +7,23 @@ chose, which are the ones that come again. No I/O, no clock.
 from __future__ import annotations
 
 import zlib
+from typing import Final
 
 from agent_sdk.work import Key, Work
 from agentreach.policy.seen import Seen
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.wire.content import content_digest
 
-ENTRIES_MAX, BYTES_MAX, AGE_S = 50_000, 32 << 20, 600.0  # twice: for fresh ids and for all others
-_ENTRY_BYTES = 256  # what an entry costs besides its answer
+ENTRIES_MAX: Final = 50_000  # twice, as the next two: for fresh ids and for all others
+BYTES_MAX: Final = 32 << 20
+AGE_S: Final = 600.0
+_ENTRY_BYTES: Final = 256  # what an entry costs besides its answer
 
 Known = tuple[tuple[bytes, ...], bytes, int]
 """The answers to a finished message (none: they were too many or too large to keep), what the last one ends with, and
 the fingerprint of the message's content."""
 
-UNKNOWN_CONTENT = -1
+UNKNOWN_CONTENT: Final = -1
 """The fingerprint of a message that was handled by a former owner of its session."""
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heappop, heappush
+from typing import Final
 
 from agent_sdk.work import Work
 
-SLOW_S = 0.1  # from here on the mesh is told that the handler is at work
-OVERDUE_S = 1.0  # after its deadline the node has sent CANCEL; if it could not, the handler ends by itself
+SLOW_S: Final = 0.1  # from here on the mesh is told that the handler is at work
+OVERDUE_S: Final = 1.0  # after its deadline the node has sent CANCEL; if it could not, the handler ends by itself
 
 
 class Watch:

@@ -5,7 +5,7 @@ What comes out is either a refusal on the port it came by, or a `Request` with a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from reach.core.ports import Identity
     from reach.core.state import State
 
-ECHOED_CHARS_MAX = 4096  # of a message_id that is too long: its sender still knows by it what was refused
+ECHOED_CHARS_MAX: Final = 4096  # of a message_id that is too long: its sender still knows by it what was refused
 
-PRIORITY_LANE = {pb.PRIORITY_UNSPECIFIED: 1, pb.HIGH: 0, pb.NORMAL: 1, pb.LOW: 2}
+PRIORITY_LANE: Final = {pb.PRIORITY_UNSPECIFIED: 1, pb.HIGH: 0, pb.NORMAL: 1, pb.LOW: 2}
 
 
 def admit(

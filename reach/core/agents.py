@@ -7,7 +7,7 @@ capabilities, labels, version) and the priority do not change during an attachme
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -18,32 +18,32 @@ from reach.core.latency import Latency
 if TYPE_CHECKING:
     from reach.core.pool import Pool
 
-STARTING = int(AgentStatus.STARTING)
-HEALTHY = int(AgentStatus.HEALTHY)
-DEGRADED = int(AgentStatus.DEGRADED)
-DRAINING = int(AgentStatus.DRAINING)
-UNREACHABLE = int(AgentStatus.UNREACHABLE)
-STATUSES = UNREACHABLE + 1
+STARTING: Final = int(AgentStatus.STARTING)
+HEALTHY: Final = int(AgentStatus.HEALTHY)
+DEGRADED: Final = int(AgentStatus.DEGRADED)
+DRAINING: Final = int(AgentStatus.DRAINING)
+UNREACHABLE: Final = int(AgentStatus.UNREACHABLE)
+STATUSES: Final = UNREACHABLE + 1
 
-DEFAULT_ENV = "production"
-DEFAULT_WEIGHT = 100
-WARMTH_MIN = 0.1  # a new instance starts with a tenth of its weight
+DEFAULT_ENV: Final = "production"
+DEFAULT_WEIGHT: Final = 100
+WARMTH_MIN: Final = 0.1  # a new instance starts with a tenth of its weight
 
 # Tiers, in the order in which a decision looks at them. Only the first four can be given work.
-READY = 0  # healthy, a slot free
-READY_AVOIDED = 1  # the same, but it answered OVERLOADED and its retry_after has not passed
-WEAK = 2  # degraded, a slot free
-WEAK_AVOIDED = 3
-FULL = 4  # usable, but no slot free, or its link is saturated
-NOT_STARTED = 5
-LEAVING = 6
-LOST = 7
-BROKEN = 8  # its breaker is open, or its one probe is under way
-TIERS = 9
-USABLE_TIERS = 4
+READY: Final = 0  # healthy, a slot free
+READY_AVOIDED: Final = 1  # the same, but it answered OVERLOADED and its retry_after has not passed
+WEAK: Final = 2  # degraded, a slot free
+WEAK_AVOIDED: Final = 3
+FULL: Final = 4  # usable, but no slot free, or its link is saturated
+NOT_STARTED: Final = 5
+LEAVING: Final = 6
+LOST: Final = 7
+BROKEN: Final = 8  # its breaker is open, or its one probe is under way
+TIERS: Final = 9
+USABLE_TIERS: Final = 4
 
-_NEVER_FULL = -1
-_WORKING = (HEALTHY, DEGRADED)
+_NEVER_FULL: Final = -1
+_WORKING: Final = (HEALTHY, DEGRADED)
 
 
 def normal_capability(name: str) -> str:

@@ -11,28 +11,28 @@ does not send everybody to one agent.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Protocol
+from typing import Final, Protocol
 
 from agentreach.v1.envelope_pb2 import RoutingPolicy
 from reach.core.agents import BROKEN, DEGRADED, HEALTHY, USABLE_TIERS, Agent
 from reach.core.pool import Pool
 from reach.core.ring import key_bytes, stable_hash
 
-RANDOM = int(RoutingPolicy.RANDOM)
-WEIGHTED_RANDOM = int(RoutingPolicy.WEIGHTED_RANDOM)
-ROUND_ROBIN = int(RoutingPolicy.ROUND_ROBIN)
-LEAST_ACTIVE = int(RoutingPolicy.LEAST_ACTIVE)
-LEAST_LOAD = int(RoutingPolicy.LEAST_LOAD)
-SCORE = int(RoutingPolicy.SCORE)
-CONSISTENT_HASH = int(RoutingPolicy.CONSISTENT_HASH)
+RANDOM: Final = int(RoutingPolicy.RANDOM)
+WEIGHTED_RANDOM: Final = int(RoutingPolicy.WEIGHTED_RANDOM)
+ROUND_ROBIN: Final = int(RoutingPolicy.ROUND_ROBIN)
+LEAST_ACTIVE: Final = int(RoutingPolicy.LEAST_ACTIVE)
+LEAST_LOAD: Final = int(RoutingPolicy.LEAST_LOAD)
+SCORE: Final = int(RoutingPolicy.SCORE)
+CONSISTENT_HASH: Final = int(RoutingPolicy.CONSISTENT_HASH)
 
-SCAN_MAX = 32  # up to here every agent is looked at
-DRAWS = 4  # above it, so many drawn at random
-_IDLE_DRAWS = 3  # tries to hit an idle agent before all are compared
-_WEIGHTED_DRAWS = 64  # rejections before WEIGHTED_RANDOM adds the weights up instead
-_LEVELS_MAX = 8  # priorities that SCORE looks at in a large tier, highest first
+SCAN_MAX: Final = 32  # up to here every agent is looked at
+DRAWS: Final = 4  # above it, so many drawn at random
+_IDLE_DRAWS: Final = 3  # tries to hit an idle agent before all are compared
+_WEIGHTED_DRAWS: Final = 64  # rejections before WEIGHTED_RANDOM adds the weights up instead
+_LEVELS_MAX: Final = 8  # priorities that SCORE looks at in a large tier, highest first
 
-WARM_UP_S = 10.0
+WARM_UP_S: Final = 10.0
 
 
 class Rng(Protocol):

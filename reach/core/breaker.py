@@ -12,23 +12,23 @@ from __future__ import annotations
 
 from enum import Enum
 from math import inf
-from typing import Protocol
+from typing import Final, Protocol
 
 from reach.core.retry import Failed
 
-IN_A_ROW_MAX = 5
-OUTCOMES_MIN = 10  # fewer say nothing about a share
-WINDOW_S = 30.0
-BUCKETS = 10  # of three seconds: the window is 27 to 30 s long
-BUCKET_S = WINDOW_S / BUCKETS
-OPEN_S = 30.0
-OPEN_S_MAX = 300.0
-PROBE_S = 30.0  # a probe that is under way so long gives its place to another
-RAMP_FIRST = 0.05
-RAMP_STEP_S = 5.0
-RAMP_STEPS = 5  # 5, 10, 20, 40, 80 %; then it is closed
-FORGIVE_S = 300.0  # one trip is forgotten for each such time in health
-TIMEOUT_MIN_S = 1.0  # a TIMEOUT after less than this (or the agent's p95) is its caller's impatience
+IN_A_ROW_MAX: Final = 5
+OUTCOMES_MIN: Final = 10  # fewer say nothing about a share
+WINDOW_S: Final = 30.0
+BUCKETS: Final = 10  # of three seconds: the window is 27 to 30 s long
+BUCKET_S: Final = WINDOW_S / BUCKETS
+OPEN_S: Final = 30.0
+OPEN_S_MAX: Final = 300.0
+PROBE_S: Final = 30.0  # a probe that is under way so long gives its place to another
+RAMP_FIRST: Final = 0.05
+RAMP_STEP_S: Final = 5.0
+RAMP_STEPS: Final = 5  # 5, 10, 20, 40, 80 %; then it is closed
+FORGIVE_S: Final = 300.0  # one trip is forgotten for each such time in health
+TIMEOUT_MIN_S: Final = 1.0  # a TIMEOUT after less than this (or the agent's p95) is its caller's impatience
 
 
 class Rng(Protocol):

@@ -7,7 +7,7 @@ working long is no fault.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from agentreach.v1 import frame_pb2 as pb
 from agentreach.v1.frame_pb2 import Signal
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from agentreach.wire.outbox import Item
     from reach.core.state import State
 
-LOOK_S = 1.0  # an agent with work is looked after at least so often
-BREAKER_LOOK_S = 0.05  # and never more often than so, however soon its breaker changes
+LOOK_S: Final = 1.0  # an agent with work is looked after at least so often
+BREAKER_LOOK_S: Final = 0.05  # and never more often than so, however soon its breaker changes
 
-_SAYABLE = frozenset({HEALTHY, DEGRADED, DRAINING})
+_SAYABLE: Final = frozenset({HEALTHY, DEGRADED, DRAINING})
 
 
 def begin(state: State, attachment: Attachment) -> None:

@@ -9,19 +9,20 @@ is merely slow.
 from __future__ import annotations
 
 from bisect import bisect_left
+from typing import Final
 
-FIRST_S = 0.001
-PER_OCTAVE = 4
-BUCKETS = 80
-BUCKET_MAX = 64
+FIRST_S: Final = 0.001
+PER_OCTAVE: Final = 4
+BUCKETS: Final = 80
+BUCKET_MAX: Final = 64
 
-_ENDS = [FIRST_S * 2 ** (number / PER_OCTAVE) for number in range(BUCKETS - 1)]
+_ENDS: Final = [FIRST_S * 2 ** (number / PER_OCTAVE) for number in range(BUCKETS - 1)]
 """Upper ends of the buckets; the last one has none."""
 
-_NONE = 255 - BUCKET_MAX
+_NONE: Final = 255 - BUCKET_MAX
 """What stands for no observation: a full bucket is then a byte that overflows, which costs nothing to look for."""
 
-_HALVED = bytes([_NONE + (max(0, count - _NONE) >> 1) for count in range(256)])
+_HALVED: Final = bytes([_NONE + (max(0, count - _NONE) >> 1) for count in range(256)])
 
 
 class Latency:

@@ -13,19 +13,19 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from typing import Protocol
+from typing import Final, Protocol
 
 from google.protobuf.message import DecodeError
 
 from agentreach.v1.peer_pb2 import Lineage
 
-KEY_BYTES_MIN = 32
-LINGER_MS = 15 * 60 * 1000  # what a handler leaves running may still send for so long after its call's deadline
+KEY_BYTES_MIN: Final = 32
+LINGER_MS: Final = 15 * 60 * 1000  # what a handler leaves running may still send for so long after its call's deadline
 
-UNKNOWN = "anonymous"  # the principal of everybody while authentication is off
-_SIGNATURE_BYTES = 32
-_HEAD_BYTES = 1 + _SIGNATURE_BYTES
-_BLOCK_BYTES = 64  # of SHA-256
+UNKNOWN: Final = "anonymous"  # the principal of everybody while authentication is off
+_SIGNATURE_BYTES: Final = 32
+_HEAD_BYTES: Final = 1 + _SIGNATURE_BYTES
+_BLOCK_BYTES: Final = 64  # of SHA-256
 
 
 class Forged(Exception):

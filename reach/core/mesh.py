@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import frame_pb2
@@ -66,10 +66,13 @@ if TYPE_CHECKING:
     from reach.core.ports import Identity
     from reach.core.state import Checked, State
 
-AFTER_FAULT_S = 1.0
-SIGNALS_WAITING_MAX = 10_000  # answers to signals that a peer does not read: beyond, it is a slow consumer
+AFTER_FAULT_S: Final = 1.0
+SIGNALS_WAITING_MAX: Final = 10_000  # answers to signals that a peer does not read: beyond, it is a slow consumer
 
-RESPONSE, EVENT, CANCEL, CALLBACK = int(pb.RESPONSE), int(pb.EVENT), int(pb.CANCEL), int(pb.CALLBACK)
+RESPONSE: Final = int(pb.RESPONSE)
+EVENT: Final = int(pb.EVENT)
+CANCEL: Final = int(pb.CANCEL)
+CALLBACK: Final = int(pb.CALLBACK)
 
 
 def frame(

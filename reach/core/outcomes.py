@@ -9,7 +9,7 @@ passed on: of the last of these the home remembers whose they were (`NodePeer.an
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.wire.content import content_digest
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from agentreach.wire.outbox import Item
     from reach.core.state import State
 
-SHRUNK_FROM_BYTES = 16 << 10  # below, a digest costs more than it saves
+SHRUNK_FROM_BYTES: Final = 16 << 10  # below, a digest costs more than it saves
 
 
 def keep(state: State, request: Request, data: bytes) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
+from typing import Final
 
 from reach.core.agents import (
     BROKEN,
@@ -31,8 +32,8 @@ from reach.core.ring import Ring
 from reach.core.selector import Selector
 from reach.core.tiers import AgentList, Levels, Turns
 
-_HEAP_SLACK = 64  # stale entries a heap may hold beyond twice its live ones before it is built again
-_REBUILD_SHARE = 8  # more than this fraction (1/n) of a ring changed: building it anew is cheaper
+_HEAP_SLACK: Final = 64  # stale entries a heap may hold beyond twice its live ones before it is built again
+_REBUILD_SHARE: Final = 8  # more than this fraction (1/n) of a ring changed: building it anew is cheaper
 
 
 class Avoidance:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from agentreach.v1.error_pb2 import Error
 from agentreach.wire.limits import STREAM_CREDIT_INITIAL
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from reach.core.trace import Stage as TraceStage
     from reach.core.visiting import NodePort
 
-NO_ANCESTORS: frozenset[str] = frozenset()
-NO_AGENTS: frozenset[str] = frozenset()
-NOTES_MAX = 60  # stages of one message besides the usual ones
+NO_ANCESTORS: Final[frozenset[str]] = frozenset()
+NO_AGENTS: Final[frozenset[str]] = frozenset()
+NOTES_MAX: Final = 60  # stages of one message besides the usual ones
 
 MessageKey = tuple[str, str, str, str]
 """(tenant, principal, env, message_id)."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import error_pb2 as codes
@@ -43,8 +43,9 @@ if TYPE_CHECKING:
     from reach.core.pool import Pool
     from reach.core.state import State
 
-LEAST_ACTIVE, CONSISTENT_HASH = int(pb.LEAST_ACTIVE), int(pb.CONSISTENT_HASH)
-RAMPING_DRAWS = 4  # how often a choice that falls on a ramping agent and is turned down is made again
+LEAST_ACTIVE: Final = int(pb.LEAST_ACTIVE)
+CONSISTENT_HASH: Final = int(pb.CONSISTENT_HASH)
+RAMPING_DRAWS: Final = 4  # how often a choice that falls on a ramping agent and is turned down is made again
 
 
 def route(

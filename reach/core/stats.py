@@ -9,26 +9,27 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from typing import Final
 
-UNKNOWN = "unknown"
-OK = "OK"
+UNKNOWN: Final = "unknown"
+OK: Final = "OK"
 
-BUCKETS_S = (
+BUCKETS_S: Final[tuple[float, ...]] = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
 )  # fmt: skip
 """Upper bounds of the histograms' buckets; one more holds what took longer."""
 
-PHASES = ("queue", "deliver", "handle", "total")
+PHASES: Final = ("queue", "deliver", "handle", "total")
 """Waiting here; the way to the agent and back, with what its own queue did not account for; in the handler; from
 receipt to outcome. The second and third go by the agent's `timing`."""
 
-LOOP_KINDS = ("hop_limit", "loop_detected", "would_deadlock")
-DUPLICATE_KINDS = ("joined", "replayed", "conflict", "late", "fenced")
-MOVE_KINDS = ("moved", "handed on", "lost", "kept", "parked", "dropped")
-CALLBACK_KINDS = ("accepted", "published", "unheard")
-AUDIT_KINDS = ("written", "summed up", "lost")
-DEAD_LETTER_KINDS = ("kept", "dropped", "expired", "redriven")
-QUOTA_KINDS = (
+LOOP_KINDS: Final = ("hop_limit", "loop_detected", "would_deadlock")
+DUPLICATE_KINDS: Final = ("joined", "replayed", "conflict", "late", "fenced")
+MOVE_KINDS: Final = ("moved", "handed on", "lost", "kept", "parked", "dropped")
+CALLBACK_KINDS: Final = ("accepted", "published", "unheard")
+AUDIT_KINDS: Final = ("written", "summed up", "lost")
+DEAD_LETTER_KINDS: Final = ("kept", "dropped", "expired", "redriven")
+QUOTA_KINDS: Final = (
     "links_max",
     "agents_max",
     "sessions_max",
@@ -40,9 +41,9 @@ QUOTA_KINDS = (
 )
 """The limits of principals and tenants, as `quotas` names them."""
 
-TYPES_MAX = 1_000  # of agent types with numbers of their own; each may cost some 80 series
+TYPES_MAX: Final = 1_000  # of agent types with numbers of their own; each may cost some 80 series
 
-_PLACES = len(BUCKETS_S) + 1
+_PLACES: Final = len(BUCKETS_S) + 1
 
 
 class Histogram:

@@ -13,22 +13,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from typing import Final
 
 from agentreach.v1 import admin_pb2
 
 # Names of stages, in the order in which a message usually meets them.
-RECEIVED = "received"
-QUEUED = "queued"
-ROUTED = "routed"
-DELIVERED = "delivered"
-ACCEPTED = "accepted"
-STARTED = "started"
-FIRST_ITEM = "first item"
-REPLIED = "replied"
-FAILED = "failed"
-RETRIED = "retried"
+RECEIVED: Final = "received"
+QUEUED: Final = "queued"
+ROUTED: Final = "routed"
+DELIVERED: Final = "delivered"
+ACCEPTED: Final = "accepted"
+STARTED: Final = "started"
+FIRST_ITEM: Final = "first item"
+REPLIED: Final = "replied"
+FAILED: Final = "failed"
+RETRIED: Final = "retried"
 
-FOUND_MAX = 1_000  # messages that one answer shows: well below gRPC's message limit, and read in milliseconds
+FOUND_MAX: Final = 1_000  # messages that one answer shows: well below gRPC's message limit, and read in milliseconds
 
 Stage = tuple[str, float, int, str]
 """(name, at in monotonic seconds, attempt, detail)."""

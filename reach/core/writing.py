@@ -9,7 +9,7 @@ objects built in the ordinary way.
 from __future__ import annotations
 
 from struct import Struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from reach.core.requests import MessageKey, Request
     from reach.core.state import State
 
-CONTROL_BYTES_MAX = 256 << 10  # of an envelope besides its payload: ids, headers, a path of ten hops, its lineage
+CONTROL_BYTES_MAX: Final = 256 << 10  # of an envelope besides its payload: ids, headers, ten hops, its lineage
 
-_LENGTH_DELIMITED = {FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES, FieldDescriptor.TYPE_MESSAGE}
+_LENGTH_DELIMITED: Final = {FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES, FieldDescriptor.TYPE_MESSAGE}
 
 
 def _key(message: Descriptor, name: str) -> bytes:
@@ -35,32 +35,64 @@ def _key(message: Descriptor, name: str) -> bytes:
     return varint(field.number << 3 | wire_type)
 
 
-def _keys(message: Descriptor, names: str) -> tuple[bytes, ...]:
-    return tuple(_key(message, name) for name in names.split())
+def _of_envelope(name: str) -> bytes:
+    return _key(Envelope.DESCRIPTOR, name)
 
 
-_TYPE, _SOURCE, _RECIPIENT, _ENTRY, _TRACE, _LINEAGE, _TIMEOUT, _ATTEMPT, _FRESH, _HOPS, _PATH = _keys(
-    Envelope.DESCRIPTOR, "type source recipient entry trace_id lineage timeout_ms attempt fresh hop_count path"
-)
-_ACTORS, _L_ACTORS = _key(Envelope.DESCRIPTOR, "actors"), _key(Lineage.DESCRIPTOR, "actors")
-_EPOCH, _TENANT, _PRINCIPAL, _CORRELATION, _SESSION_EVENT, _SEQUENCE = _keys(
-    Envelope.DESCRIPTOR, "epoch tenant principal correlation_id session_event sequence"
-)
-_HOP_AGENT, _HOP_MESSAGE, _HOP_SESSION, _HOP_DEDUP, _HOP_DETACHED = _keys(
-    Hop.DESCRIPTOR, "agent_id message_id session_id dedup_key detached"
-)
-_L_MESSAGE, _L_TRACE, _L_PATH, _L_HOPS, _L_DEADLINE, _L_VALID, _L_TENANT, _L_PRINCIPAL, _L_ENV = _keys(
-    Lineage.DESCRIPTOR, "message_id trace_id path hop_count deadline_unix_ms valid_until_unix_ms tenant principal env"
-)
+def _of_hop(name: str) -> bytes:
+    return _key(Hop.DESCRIPTOR, name)
 
-_ENTRY_16 = _ENTRY + b"\x10"  # an entry of ours is 16 bytes
-_YES, _NO = b"\x01", b"\x00"
-_REQUEST = _TYPE + varint(pb.REQUEST) + _SESSION_EVENT + _NO  # what became of a session is told by the node, in replies
-_ONE_HOP = _HOPS + b"\x01" + _PATH
-_L_ONE_HOP = _L_HOPS + b"\x01" + _L_PATH
-_FIRST_FRESH = _REQUEST + _ATTEMPT + b"\x01" + _FRESH + _YES + _TIMEOUT
-_TIMES = Struct("<cQcQ")
-_NOTHING_CLAIMED = b"".join(
+
+def _of_lineage(name: str) -> bytes:
+    return _key(Lineage.DESCRIPTOR, name)
+
+
+_TYPE: Final = _of_envelope("type")
+_SOURCE: Final = _of_envelope("source")
+_RECIPIENT: Final = _of_envelope("recipient")
+_ENTRY: Final = _of_envelope("entry")
+_TRACE: Final = _of_envelope("trace_id")
+_LINEAGE: Final = _of_envelope("lineage")
+_TIMEOUT: Final = _of_envelope("timeout_ms")
+_ATTEMPT: Final = _of_envelope("attempt")
+_FRESH: Final = _of_envelope("fresh")
+_HOPS: Final = _of_envelope("hop_count")
+_PATH: Final = _of_envelope("path")
+_ACTORS: Final = _of_envelope("actors")
+_EPOCH: Final = _of_envelope("epoch")
+_TENANT: Final = _of_envelope("tenant")
+_PRINCIPAL: Final = _of_envelope("principal")
+_CORRELATION: Final = _of_envelope("correlation_id")
+_SESSION_EVENT: Final = _of_envelope("session_event")
+_SEQUENCE: Final = _of_envelope("sequence")
+
+_HOP_AGENT: Final = _of_hop("agent_id")
+_HOP_MESSAGE: Final = _of_hop("message_id")
+_HOP_SESSION: Final = _of_hop("session_id")
+_HOP_DEDUP: Final = _of_hop("dedup_key")
+_HOP_DETACHED: Final = _of_hop("detached")
+
+_L_MESSAGE: Final = _of_lineage("message_id")
+_L_TRACE: Final = _of_lineage("trace_id")
+_L_PATH: Final = _of_lineage("path")
+_L_HOPS: Final = _of_lineage("hop_count")
+_L_ACTORS: Final = _of_lineage("actors")
+_L_DEADLINE: Final = _of_lineage("deadline_unix_ms")
+_L_VALID: Final = _of_lineage("valid_until_unix_ms")
+_L_TENANT: Final = _of_lineage("tenant")
+_L_PRINCIPAL: Final = _of_lineage("principal")
+_L_ENV: Final = _of_lineage("env")
+
+_ENTRY_16: Final = _ENTRY + b"\x10"  # an entry of ours is 16 bytes
+_YES: Final = b"\x01"
+_NO: Final = b"\x00"
+# What became of a session is told by the node, in replies.
+_REQUEST: Final = _TYPE + varint(pb.REQUEST) + _SESSION_EVENT + _NO
+_ONE_HOP: Final = _HOPS + b"\x01" + _PATH
+_L_ONE_HOP: Final = _L_HOPS + b"\x01" + _L_PATH
+_FIRST_FRESH: Final = _REQUEST + _ATTEMPT + b"\x01" + _FRESH + _YES + _TIMEOUT
+_TIMES: Final = Struct("<cQcQ")
+_NOTHING_CLAIMED: Final = b"".join(
     (
         _TYPE,
         varint(pb.RESPONSE),

@@ -83,7 +83,7 @@ def constants() -> set[str]:
     found = set()
     for source in sources():
         for node in source.tree.body:
-            for target in getattr(node, "targets", []):
+            for target in getattr(node, "targets", [getattr(node, "target", None)]):
                 names = getattr(target, "elts", [target])
                 found |= {f"{source.module}.{name.id}" for name in names if getattr(name, "id", "").endswith("_MAX")}
     return {name for name in found if not name.rpartition(".")[2].startswith("_")}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Final
 
-_BOOT = getattr(time, "CLOCK_BOOTTIME", None)
+_BOOT: Final = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 def boot_time() -> float:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from heapq import heapify, heappop, heappush
-from typing import Generic, TypeAlias, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
 Token: TypeAlias = int
 """Where a timer was put; with the item it names the timer. (A NewType would cost a call for every timer.)"""
 
-_EMPTY_BUCKETS_MAX = 256  # kept before a sweep, and always fewer than the buckets in use
+_EMPTY_BUCKETS_MAX: Final = 256  # kept before a sweep, and always fewer than the buckets in use
 
 
 class TimerWheel(Generic[T]):

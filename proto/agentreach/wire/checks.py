@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import Final
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
@@ -19,24 +20,27 @@ from agentreach.wire import limits
 from agentreach.wire.errors import failure
 from agentreach.wire.names import CALLER_TYPE, NAME_RULE, agent_id_fault, agent_type_fault, is_name, shown, topic_fault
 
-VERSION_CHARS_MAX = 128
-LABEL_VALUE_CHARS_MAX = 255
-CONTENT_TYPE_CHARS_MAX = 255
-ENDPOINTS_MAX = 16
-ENDPOINT_CHARS_MAX = 512
-WEIGHT_MAX = 1_000_000
-CONCURRENCY_MAX = 1_000_000
-SPAN_ID_CHARS_MAX = 64
+VERSION_CHARS_MAX: Final = 128
+LABEL_VALUE_CHARS_MAX: Final = 255
+CONTENT_TYPE_CHARS_MAX: Final = 255
+ENDPOINTS_MAX: Final = 16
+ENDPOINT_CHARS_MAX: Final = 512
+WEIGHT_MAX: Final = 1_000_000
+CONCURRENCY_MAX: Final = 1_000_000
+SPAN_ID_CHARS_MAX: Final = 64
 
 # Enum values are looked up once: each look-up on a generated enum costs as much as several checks.
-_REQUEST, _EVENT = MessageType.REQUEST, MessageType.EVENT
-_PRIORITIES, _PROFILES = len(Priority.keys()), len(CallProfile.keys())
-_POLICIES, _STATUSES = len(RoutingPolicy.keys()), len(AgentStatus.keys())
-_CONTROLS = frozenset(map(chr, [*range(0x20), *range(0x7F, 0xA0)]))
-_TEXT_CONTROLS = _CONTROLS - {"\n", "\t"}
+_REQUEST: Final = int(MessageType.REQUEST)
+_EVENT: Final = int(MessageType.EVENT)
+_PRIORITIES: Final = len(Priority.keys())
+_PROFILES: Final = len(CallProfile.keys())
+_POLICIES: Final = len(RoutingPolicy.keys())
+_STATUSES: Final = len(AgentStatus.keys())
+_CONTROLS: Final = frozenset(map(chr, [*range(0x20), *range(0x7F, 0xA0)]))
+_TEXT_CONTROLS: Final = _CONTROLS - {"\n", "\t"}
 
-_TARGET_BYTES_CACHED = 512  # larger targets are checked each time
-_TARGETS_CACHED = 4096
+_TARGET_BYTES_CACHED: Final = 512  # larger targets are checked each time
+_TARGETS_CACHED: Final = 4096
 
 _Fault = tuple[str, str]  # field, why
 
@@ -185,8 +189,7 @@ def _payload_fault(payload: Payload, bytes_max: int) -> Error | None:
         fault = _line_fault("payload.content_type", content_type, CONTENT_TYPE_CHARS_MAX)
         if fault is not None:
             return _invalid(*fault)
-    kind = payload.WhichOneof("content")
-    size = len(payload.body) if kind == "body" else payload_size(payload)
+    size = len(payload.body) or payload_size(payload)  # the common kind first: asking which one it is costs more
     if size <= bytes_max:
         return None
     return failure(

@@ -6,14 +6,18 @@ Knows the field keys and the base-128 numbers of the contract; which frame carri
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from agentreach.wire.outbox import Item
 
 # Field keys of Frame (number << 3 | wire type) and of Envelope.fresh.
-SEQ, ACK, AGE, ENVELOPES, SIGNALS = b"\x08", b"\x10", b"\x18", b"\x22", b"\x2a"
-NOT_FRESH = b"\x68\x00"  # fresh = false appended: the last value of a scalar field wins
+SEQ: Final = b"\x08"
+ACK: Final = b"\x10"
+AGE: Final = b"\x18"
+ENVELOPES: Final = b"\x22"
+SIGNALS: Final = b"\x2a"
+NOT_FRESH: Final = b"\x68\x00"  # fresh = false appended: the last value of a scalar field wins
 
 
 def _long_varint(number: int) -> bytes:
@@ -25,8 +29,8 @@ def _long_varint(number: int) -> bytes:
     return bytes(out)
 
 
-_TABLED = 1 << 14  # lengths of ordinary envelopes and timeouts of ordinary requests: one or two bytes
-_TABLE = [_long_varint(number) for number in range(_TABLED)]
+_TABLED: Final = 1 << 14  # lengths of ordinary envelopes and timeouts of ordinary requests: one or two bytes
+_TABLE: Final = [_long_varint(number) for number in range(_TABLED)]
 
 
 def varint(number: int) -> bytes:

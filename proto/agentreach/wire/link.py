@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from typing import Final
 
 from agentreach.v1.frame_pb2 import Frame, Signal
 from agentreach.wire import framing, limits
 from agentreach.wire.outbox import Item, Outbox, Shared
 
-UNNUMBERED_SIGNALS = frozenset(
+UNNUMBERED_SIGNALS: Final = frozenset(
     {"hello", "node_hello", "welcome", "heartbeat", "heartbeat_ack", "probe", "probe_reply", "goodbye"}
 )
 

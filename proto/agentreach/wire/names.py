@@ -8,19 +8,20 @@ knows which names exist.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Final
 
-NAME_CHARS_MAX = 63
-TOPIC_CHARS_MAX = 255
-DEFAULT_ENV = "production"
-CALLER_TYPE = "caller"  # agent type of callers' ids; nobody can register it
+NAME_CHARS_MAX: Final = 63
+TOPIC_CHARS_MAX: Final = 255
+DEFAULT_ENV: Final = "production"
+CALLER_TYPE: Final = "caller"  # agent type of callers' ids; nobody can register it
 
-NAME_RULE = "a letter or digit, then at most 62 of letters, digits, '.', '_' and '-'"
-TOPIC_RULE = "a letter or digit, then at most 254 of letters, digits, '.', '_', '-' and '/'"
+NAME_RULE: Final = "a letter or digit, then at most 62 of letters, digits, '.', '_' and '-'"
+TOPIC_RULE: Final = "a letter or digit, then at most 254 of letters, digits, '.', '_', '-' and '/'"
 
-_FIRST = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789")
-_REST = "".join(sorted(_FIRST)) + "._-"
-_TOPIC = _REST + "/"
-_CAPABILITIES_CACHED = 4096
+_FIRST: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789")
+_REST: Final = "".join(sorted(_FIRST)) + "._-"
+_TOPIC: Final = _REST + "/"
+_CAPABILITIES_CACHED: Final = 4096
 
 
 def is_name(text: str) -> bool:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from typing import Final
 
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.wire import framing, limits
 
-HIGH, NORMAL, LOW = 0, 1, 2
+HIGH: Final = 0
+NORMAL: Final = 1
+LOW: Final = 2
 
 
 class Item:

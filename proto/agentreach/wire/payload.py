@@ -17,22 +17,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from google.protobuf.struct_pb2 import Value
 
 from agentreach.v1.envelope_pb2 import Payload
 
-JSON = "application/json"
-TEXT = "text/plain"
-OCTETS = "application/octet-stream"
+JSON: Final = "application/json"
+TEXT: Final = "text/plain"
+OCTETS: Final = "application/octet-stream"
 
-DEPTH_MAX = 100
-WHOLE_NUMBER_MAX = 1 << 53  # a double holds every whole number up to here
+DEPTH_MAX: Final = 100
+WHOLE_NUMBER_MAX: Final = 1 << 53  # a double holds every whole number up to here
 
 # Parsers stop at 100 nested messages (measured: a Value in an Envelope holds 32 objects or 49 arrays), and a reply
 # that does not parse would end the link. An object takes three of them, an array two; ten are left for what is around.
-_VALUE_NESTING_MAX = 90
+_VALUE_NESTING_MAX: Final = 90
 
 
 class PayloadError(ValueError):
@@ -124,8 +124,8 @@ def _finite(text: str) -> float:
     return number
 
 
-_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse_constant)
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+_DECODER: Final = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse_constant)
 
 
 def _encode_text(value: str, form: Form) -> Payload:
