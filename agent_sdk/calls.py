@@ -20,7 +20,12 @@ from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import frame_pb2 as frames
 from agentreach.wire import payload as payloads
 from agentreach.wire.framing import varint
-from agentreach.wire.limits import STREAM_CREDIT_INITIAL, TIMEOUT_MS_MIN
+from agentreach.wire.limits import (
+    FRAME_ENVELOPES_ENOUGH,
+    FRAME_ENVELOPES_MAX,
+    STREAM_CREDIT_INITIAL,
+    TIMEOUT_MS_MIN,
+)  # fmt: skip
 from agentreach.wire.outbox import Item
 
 if TYPE_CHECKING:
@@ -61,6 +66,7 @@ class Calls:
         """Send a call and wait for its answer until shortly after its deadline; `kept`: it waits for the next node."""
         owner = self._owner
         self._calls[call.message_id] = call
+        self._share()
         call.token = self._wheel.schedule(call, call.deadline + GRACE_S)
         if not kept:
             data = call.data if not self._returning_until else self._marked(call.data)
@@ -218,9 +224,15 @@ class Calls:
 
     def _end(self, call: Call) -> None:
         self._calls.pop(call.message_id, None)
+        self._share()
         if call.token is not None:
             self._wheel.cancel(call.token, call)
             call.token = None
+
+    def _share(self) -> None:
+        """Have what is under way in four frames, if each is worth one: else the ends take turns in working."""
+        under_way = len(self._calls)
+        self._owner.link.enough = max(under_way // 4, FRAME_ENVELOPES_ENOUGH) if under_way else FRAME_ENVELOPES_MAX
 
     def _saw_epoch(self, session: tuple[bytes, str], epoch: int) -> None:
         epochs = self.epochs

@@ -64,6 +64,8 @@ class Link(Outbox):
         self.unacked = 0
         """Envelopes given to the transport and not acknowledged."""
         self.unacked_bytes = 0
+        self.enough = limits.FRAME_ENVELOPES_MAX
+        """How many envelopes make a frame: all that wait, unless who owns the link wants them in several."""
 
     # ---- sending ----
 
@@ -80,14 +82,6 @@ class Link(Outbox):
     def overrun(self) -> bool:
         """True when even replies no longer fit: the link must end with SLOW_CONSUMER."""
         return self.waiting_bytes + self.unacked_bytes >= limits.OUTBOX_BYTES_HARD_MAX
-
-    @property
-    def enough(self) -> int:
-        """How many envelopes make a frame: a quarter of what is under way, at least those worth one."""
-        under_way = self.unacked // 4
-        if under_way <= limits.FRAME_ENVELOPES_ENOUGH:
-            return limits.FRAME_ENVELOPES_ENOUGH
-        return min(under_way, limits.FRAME_ENVELOPES_MAX)
 
     @property
     def idle(self) -> bool:

@@ -134,7 +134,7 @@ class Outbox:
     def _take(self, enough: int) -> tuple[list[Item], int]:
         items: list[Item] = []
         held, first = 0, 0.0
-        most = min(limits.FRAME_ENVELOPES_MAX, max(enough, self.waiting // 4))
+        most = min(enough, limits.FRAME_ENVELOPES_MAX)
         for lane in self._lanes:
             while lane:
                 item = lane[0]

@@ -26,6 +26,7 @@ from agent_sdk import (
 )
 from agentreach.aio.transport import Refused
 from agentreach.v1 import envelope_pb2 as pb
+from agentreach.wire import limits
 from tests.support.fake_node import FakeNode, eventually
 
 
@@ -268,3 +269,28 @@ async def test_ten_thousand_requests_at_once_wait_for_room_instead_of_failing(
         calls: list[Awaitable[Any]] = [mesh.request(n, capabilities=["work"], timeout=60) for n in range(10_000)]
         replies = await asyncio.gather(*calls)
     assert [reply.data for reply in replies] == list(range(10_000))
+
+
+async def test_what_is_asked_at_once_goes_in_four_frames_if_each_is_worth_one(
+    node: FakeNode, mesh: ConnectedMesh
+) -> None:
+    link = mesh._owner().link
+    hold = asyncio.Event()
+
+    async def held(data: Any) -> Any:
+        await hold.wait()
+        return data
+
+    async def asked(count: int) -> list[asyncio.Task[Any]]:
+        made = [asyncio.create_task(mesh.request(n, agent_type="worker", timeout=5)) for n in range(count)]
+        await eventually(lambda: len(mesh._owner().calls) >= count)
+        return made
+
+    async with serving(node, held):
+        few = await asked(40)
+        assert link.enough == limits.FRAME_ENVELOPES_ENOUGH
+        many = await asked(400)
+        assert link.enough == 110, "a quarter of 440"
+        hold.set()
+        await asyncio.gather(*few, *many)
+    assert link.enough == limits.FRAME_ENVELOPES_MAX, "what nobody waits for goes together"
