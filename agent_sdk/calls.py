@@ -62,7 +62,7 @@ class Calls:
         """True while a request that was sent is not answered."""
         return any(call.item is not None for call in self._calls.values())
 
-    def begin(self, call: Call, kept: bool = False) -> None:
+    def begin(self, call: Call, now: float, kept: bool = False) -> None:
         """Send a call and wait for its answer until shortly after its deadline; `kept`: it waits for the next node."""
         owner = self._owner
         self._calls[call.message_id] = call
@@ -70,14 +70,14 @@ class Calls:
         call.token = self._wheel.schedule(call, call.deadline + GRACE_S)
         if not kept:
             data = call.data if not self._returning_until else self._marked(call.data)
-            call.item = self._put(data, call.priority)
+            call.item = self._put(data, call.priority, now)
         if owner._ticker is None:
             owner.tick_on()
 
-    def _put(self, data: bytes, priority: int) -> Item:
+    def _put(self, data: bytes, priority: int, now: float) -> Item:
         """Put a request or an event on the link, signed if it must be: each time anew."""
         signer = self._owner.signer
-        return self._owner.send(data if signer is None else signer.signed(data), priority)
+        return self._owner.send(data if signer is None else signer.signed(data), priority, now)
 
     def join(self, call: Call, content: tuple[bytes, bytes], deadline: float) -> Joiner:
         """Wait for a call that is under way. Raises `IdempotencyConflict` if it is about something else."""
@@ -323,7 +323,7 @@ class Calls:
             return  # a node would refuse it as out of bounds; its guard is due
         doubtful = call.may_have_executed
         mark = why + NOT_FRESH if doubtful else why
-        item = self._put(b"".join((call.data, TIMEOUT_MS, varint(left_ms), mark)), call.priority)
+        item = self._put(b"".join((call.data, TIMEOUT_MS, varint(left_ms), mark)), call.priority, now)
         item.doubtful = doubtful
         call.item = item
 

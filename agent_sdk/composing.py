@@ -188,5 +188,5 @@ def begin(
     call.priority, call.session, call.reader = lane, session, reader
     if not mark:
         call.content = (route.target + route.reply_topic, content)
-    owner.calls.begin(call, owner.leaving and work is None and not route.event)
+    owner.calls.begin(call, now, owner.leaving and work is None and not route.event)
     return call, None

@@ -7,13 +7,14 @@ import random
 import time
 from collections import Counter
 from hashlib import blake2b
+from typing import Final
 
 from agentreach.wire import ids
 
 _incarnations: dict[int, bytes] = {}
 _made: Counter[str] = Counter()
 _bits = random.SystemRandom().getrandbits(64)
-_rng = random.Random(_bits)  # ids must be unique, not secret: seeded once from the system, fast after that
+_rng: Final = random.Random(_bits)  # ids must be unique, not secret: seeded once from the system, fast after that
 
 
 def incarnation() -> bytes:
@@ -26,9 +27,38 @@ def incarnation() -> bytes:
     return found
 
 
+class _MessageIds:
+    """UUIDv7s of the time, 46 bits that are random for each process, and a count of 28, so that making one is cheap."""
+
+    __slots__ = ("_count", "_head", "_middle", "_nibble", "_unix_ms")
+
+    def __init__(self) -> None:
+        self._count = 0
+        self.seed()
+
+    def seed(self) -> None:
+        """Draw the random bits, from the system's randomness."""
+        drawn = ids.uuid7(0, random.SystemRandom().getrandbits(ids.RANDOM_BITS_OF_UUID7))
+        self._middle = drawn[13:28]
+        """What stands between the time and the last 32 bits."""
+        self._nibble = int(drawn[28], 16) << 28
+        """The first four of these."""
+        self._unix_ms, self._head = 0, ""
+
+    def new(self) -> str:
+        """An id that no other process makes, nor this one again."""
+        self._count = count = (self._count + 1) & 0xFFFFFFF
+        unix_ms = time.time_ns() // 1_000_000
+        if unix_ms != self._unix_ms:
+            self._unix_ms, self._head = unix_ms, f"{unix_ms >> 16:08x}-{unix_ms & 0xFFFF:04x}{self._middle}"
+        return self._head + (self._nibble | count).to_bytes(4, "big").hex()
+
+
+_message_ids: Final = _MessageIds()
+
+
 def _after_fork() -> None:
-    global _middle
-    _middle = _new_middle()
+    _message_ids.seed()
     _rng.seed(random.SystemRandom().getrandbits(256))
 
 
@@ -50,20 +80,8 @@ def instance(place: int) -> str:
 
 
 def new_message_id() -> str:
-    """A UUIDv7: the time, 46 bits that are random for each process, and a count, so that making one is cheap."""
-    global _count
-    _count = (_count + 1) & 0xFFFFFFF
-    unix_ms = time.time_ns() // 1_000_000
-    return f"{unix_ms >> 16:08x}-{unix_ms & 0xFFFF:04x}{_middle}{_count:07x}"
-
-
-def _new_middle() -> str:
-    """The digits of a UUIDv7 between its time and its last 28 bits, from the system's randomness."""
-    return ids.uuid7(0, random.SystemRandom().getrandbits(ids.RANDOM_BITS_OF_UUID7))[13:29]
-
-
-_middle = _new_middle()
-_count = 0
+    """A message_id: a UUIDv7."""
+    return _message_ids.new()
 
 
 def new_trace_id() -> str:

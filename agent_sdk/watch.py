@@ -1,7 +1,7 @@
 """Which works take long, and which have outlived their time, at next to no cost for those that do neither.
 
-Every work is looked at once, 100 ms after it came; only one that is not done by then gets a place in a heap. No I/O,
-no clock.
+A work that is not done 100 ms after it came is looked at once, and gets a place in a heap; any other is let go of as
+soon as those before it are done, and with it the frame that it came in. No I/O, no clock.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ class Watch:
         self._order = 0
 
     def add(self, work: Work) -> None:
-        """Look after a work that has just come."""
-        self._recent.append(work)
+        """Look after a work that has just come; let go of the first ones if they are done, and of what they hold."""
+        recent = self._recent
+        while recent and recent[0].ended:
+            recent.popleft()
+        recent.append(work)
 
     @property
     def watching(self) -> bool:

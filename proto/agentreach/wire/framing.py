@@ -21,6 +21,8 @@ NOT_FRESH: Final = b"\x68\x00"  # fresh = false appended: the last value of a sc
 
 
 def _long_varint(number: int) -> bytes:
+    if 1 << 14 <= number < 1 << 21:  # timeouts above 16 s, large payloads
+        return bytes((number & 0x7F | 0x80, number >> 7 & 0x7F | 0x80, number >> 14))
     out = bytearray()
     while number >= 0x80:
         out.append(number & 0x7F | 0x80)

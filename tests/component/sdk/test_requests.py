@@ -294,3 +294,13 @@ async def test_what_is_asked_at_once_goes_in_four_frames_if_each_is_worth_one(
         hold.set()
         await asyncio.gather(*few, *many)
     assert link.enough == limits.FRAME_ENVELOPES_MAX, "what nobody waits for goes together"
+
+
+async def test_an_agent_lets_go_of_what_it_has_handled_with_the_next_message(
+    node: FakeNode, mesh: ConnectedMesh
+) -> None:
+    async with serving(node, echo) as agent:
+        for n in range(5):
+            await mesh.request(n, agent_type="worker", timeout=5)
+        host = agent.mesh._owner().hosts[agent.agent_id]
+        assert [work.message_id for work in host._watch._recent if work.ended][1:] == []

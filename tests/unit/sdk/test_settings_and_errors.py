@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 import agent_sdk
@@ -71,3 +73,18 @@ def test_ids_are_version_7_uuids_that_never_repeat() -> None:
     assert all(ids.uuid7_unix_ms(made_id) is not None for made_id in made)
     assert made == sorted(made)
     assert len(new_trace_id()) == 32
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+def test_a_forked_child_does_not_make_its_parent_s_ids() -> None:
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writing, f"{new_message_id()} {new_trace_id()}".encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    theirs, their_trace = os.read(reading, 200).decode().split()
+    os.close(reading)
+    os.close(writing)
+    ours = new_message_id()
+    assert theirs[13:28] != ours[13:28] and their_trace != new_trace_id()

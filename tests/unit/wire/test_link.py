@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agentreach.v1.envelope_pb2 import Envelope
@@ -619,6 +619,10 @@ def test_of_events_the_oldest_that_still_waits_is_dropped() -> None:
 
 
 @given(st.integers(0, (1 << 64) - 1))
+@example((1 << 14) - 1)
+@example(1 << 14)
+@example((1 << 21) - 1)
+@example(1 << 21)
 def test_varints_are_protobufs(number: int) -> None:
     assert Frame.FromString(b"\x08" + framing.varint(number)).seq == number
 
