@@ -31,7 +31,7 @@ Extras = tuple[Any, ...]
 """session, strict_session, idempotent, priority, dedup_key, headers; as the user gave them."""
 
 
-def timeout_s(timeout: Any, profile: str | None, work: Work | None, now: float) -> float:
+def timeout_s(timeout: Any, profile: Any, work: Work | None, now: float) -> float:
     """The time of the whole request in seconds, never more than the request being handled has left."""
     if timeout is not None:
         try:
@@ -55,7 +55,7 @@ def timeout_s(timeout: Any, profile: str | None, work: Work | None, now: float) 
     return wanted
 
 
-def _profile_name(profile: str) -> str:
+def _profile_name(profile: Any) -> str:
     name = str(profile).upper()
     if name not in _PROFILE_WHOLE_S:
         raise InvalidEnvelope(f"profile {profile!r} is none of {', '.join(_PROFILE_WHOLE_S)}")
@@ -81,7 +81,7 @@ def check_size(content: bytes, bytes_max: int) -> None:
         )
 
 
-def checked_id(message_id: str) -> str:
+def checked_id(message_id: Any) -> str:
     """The message_id, if it can be one. Raises `InvalidEnvelope`."""
     if not isinstance(message_id, str) or not message_id or len(message_id) > 128 or not message_id.isprintable():
         raise InvalidEnvelope("message_id must have 1 to 128 characters, none of them a control character")
@@ -101,14 +101,14 @@ def _check_kinds(session: object, strict: object, idempotent: object, dedup_key:
 
 
 def rest(
-    owner: MeshLink, route: Route, content: bytes, profile: str | None, extras: Extras | None, work: Work | None
+    owner: MeshLink, route: Route, content: bytes, profile: Any, extras: Extras | None, work: Work | None
 ) -> tuple[bytes, int, tuple[bytes, str] | None]:
     """The rarer fields, serialised; the outbox lane; the key under which the session's epoch is kept."""
     envelope = pb.Envelope()
     lane, key = NORMAL, None
     if profile is not None:
         envelope.profile = pb.CallProfile.Value(_profile_name(profile))
-    dedup_key: str | None = None
+    dedup_key: Any = None
     if extras is not None:
         session, strict, idempotent, priority, dedup_key, headers = extras
         _check_kinds(session, strict, idempotent, dedup_key)
@@ -144,15 +144,15 @@ def begin(
     route: Route,
     data: Any,
     timeout: Any,
-    profile: str | None,
-    message_id: str | None,
+    profile: Any,
+    message_id: Any,
     extras: Extras | None,
     reader: StreamReader | None,
 ) -> tuple[Call, Joiner | None]:
     """Send a request, or join the call of its `message_id` that is under way.
 
-    `pid` is the process that made the client; `timeout` is as the user gave it, a number or None. Raises `ReachError`
-    for what cannot be sent, `RuntimeError` after a fork.
+    `pid` is the process that made the client; `timeout`, `profile` and `message_id` are as the user gave them.
+    Raises `ReachError` for what cannot be sent, `RuntimeError` after a fork.
     """
     if os.getpid() != pid:
         raise RuntimeError("this mesh client was made before the process forked; call connect() in the child")
@@ -166,13 +166,15 @@ def begin(
     if len(content) > owner.limits.payload_bytes_max:
         check_size(content, owner.limits.payload_bytes_max)
     deadline = now + time_s
-    if message_id is not None:
-        found = owner.calls.find(message_id)
+    if message_id is None:
+        named, mark = new_message_id(), FRESH
+    else:
+        named, mark = checked_id(message_id), b""
+        found = owner.calls.find(named)
         if found is not None:
             return found, owner.calls.join(found, (route.target + route.reply_topic, content), deadline)
-    message_id, mark = (new_message_id(), FRESH) if message_id is None else (checked_id(message_id), b"")
     trace_id = new_trace_id() if work is None else work.trace_id
-    wire_id, wire_trace = message_id.encode(), trace_id.encode()
+    wire_id, wire_trace = named.encode(), trace_id.encode()
     more, lane, session = b"", NORMAL, None
     if profile is not None or extras is not None or work is not None:
         more, lane, session = rest(owner, route, content, profile, extras, work)
@@ -180,11 +182,11 @@ def begin(
         more += TIMEOUT_MS + varint(int(time_s * 1000) or 1)
     envelope = b"".join(
         (
-            *(route.head, mark, MESSAGE_ID, varint(len(wire_id)), wire_id, TRACE_ID, varint(len(wire_trace))),
-            *(wire_trace, PAYLOAD, varint(len(content)), content, more),
+            route.head, mark, MESSAGE_ID, varint(len(wire_id)), wire_id, TRACE_ID, varint(len(wire_trace)), wire_trace,
+            PAYLOAD, varint(len(content)), content, more,
         )
-    )
-    call = Call(message_id, trace_id, envelope, deadline, route.text, owner.loop.create_future())
+    )  # fmt: skip
+    call = Call(named, trace_id, envelope, deadline, route.text, owner.loop.create_future())
     call.priority, call.session, call.reader = lane, session, reader
     if not mark:
         call.content = (route.target + route.reply_topic, content)
