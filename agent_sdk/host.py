@@ -42,6 +42,8 @@ log = logging.getLogger("agent_sdk")
 QUEUED_MAX: Final = 1000  # messages that wait in the agent: the node reserves slots, so a session's lane or leftovers
 _TIMEOUT_MS_UNKNOWN: Final = 600_000
 _LANES: Final[dict[int, int]] = {pb.HIGH: HIGH, pb.LOW: LOW}
+_CANCEL: Final = int(pb.CANCEL)
+_EVENT: Final = int(pb.EVENT)
 
 Pick = Callable[[pb.Envelope], Handler | None]
 """Which handler takes an envelope."""
@@ -137,7 +139,7 @@ class Host:
 
     def deliver(self, envelope: pb.Envelope, now: float, lost_ms: int, kind: int) -> None:
         """Take a REQUEST, a CANCEL or an EVENT (`kind`) for this agent; `lost_ms` have passed since it was stamped."""
-        if kind == pb.CANCEL:
+        if kind == _CANCEL:
             self._cancel(envelope)
             return
         key = key_of(envelope)
@@ -152,7 +154,7 @@ class Host:
                 self._replay(envelope, known)
                 return
         left_ms = envelope.timeout_ms or _TIMEOUT_MS_UNKNOWN
-        replies = kind != pb.EVENT
+        replies = kind != _EVENT
         if left_ms <= lost_ms and replies:
             self._refuse(envelope, error_pb2.TIMEOUT, f"its time passed before {self.agent_id} could start it")
             return

@@ -12,17 +12,15 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
-from agent_sdk import configuring, draining, ending, moving, sessions
+from agent_sdk import configuring, draining, ending, intake, moving, sessions
 from agent_sdk.beats import Beats
 from agent_sdk.ending import Ended
 from agent_sdk.greeting import Greeting
 from agent_sdk.identity import incarnation
-from agent_sdk.responses import refusal
 from agent_sdk.standing import found
 from agentreach.aio.clock import boot_time
 from agentreach.aio.outlet import Outlet
 from agentreach.aio.transport import StreamBroken
-from agentreach.v1 import envelope_pb2 as pb
 from agentreach.v1 import frame_pb2 as frames
 from agentreach.v1.error_pb2 import Error
 from agentreach.wire.addresses import is_address
@@ -195,32 +193,11 @@ class LinkStream:
                 self._signals(frame)
             envelopes = frame.envelopes
             if envelopes:
-                self._envelopes(envelopes, frame.age_ms)
+                intake.take(owner, envelopes, frame.age_ms)
         outlet = self._outlet
         if outlet is not None:
             outlet.received()
         return True
-
-    def _envelopes(self, envelopes: object, age_ms: int) -> None:
-        owner = self._owner
-        now = boot_time()
-        lost_ms = age_ms + int(owner.stalls.stall_s(now) * 1000)
-        on_response, hosts = owner.calls.on_response, owner.hosts
-        for envelope in envelopes:  # type: ignore[attr-defined]  # a repeated field
-            try:
-                kind = envelope.type
-                if kind == pb.RESPONSE:
-                    on_response(envelope, now)
-                elif kind == pb.EVENT or kind == pb.CALLBACK:
-                    owner.topics.on_event(envelope, now, lost_ms)
-                else:
-                    host = hosts.get(envelope.recipient)
-                    if host is not None:
-                        host.deliver(envelope, now, lost_ms, kind)
-                    elif kind != pb.CANCEL:
-                        owner.send(refusal(envelope, "CONNECT_FAILED", f"{envelope.recipient} is not served here"))
-            except Exception:  # one envelope must not end the link for the others
-                log.exception("an envelope could not be handled")
 
     def _signals(self, frame: frames.Frame) -> None:
         for signal in frame.signals:

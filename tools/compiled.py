@@ -39,6 +39,7 @@ CHOSEN = (
     "agent_sdk/composing.py",
     "agent_sdk/host.py",
     "agent_sdk/identity.py",
+    "agent_sdk/intake.py",
     "agent_sdk/lanes.py",
     "agent_sdk/outgoing.py",
     "agent_sdk/pending.py",

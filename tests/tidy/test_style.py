@@ -27,7 +27,7 @@ RIMS: dict[str, str] = {
     "agent_sdk/handlers.py:annotation_of": "whatever a user's annotation may raise; the handler then gets plain data",
     "agent_sdk/dialler.py:Dialler.run": "the link: nobody may wait for a link that a fault of ours ended",
     "agent_sdk/linkstream.py:LinkStream._write": "the link: without a writer it is dialled anew",
-    "agent_sdk/linkstream.py:LinkStream._envelopes": "the link: one envelope must not end it for the others",
+    "agent_sdk/intake.py:take": "the link: one envelope must not end it for the others",
     "agent_sdk/linkstream.py:LinkStream._signals": "the link: one signal must not end it",
     "agent_sdk/run.py:run": "the handler call: whatever the user's code raises is an answer",
     "agent_sdk/sessions.py:Sessions._release": "the session's hook: what it raises is told to the node",
