@@ -32,13 +32,14 @@ class _MessageIds:
 
     __slots__ = ("_count", "_head", "_middle", "_nibble", "_unix_ms")
 
-    def __init__(self) -> None:
+    def __init__(self, random_bits: int) -> None:
+        """`random_bits`: `RANDOM_BITS_OF_UUID7` of them, of which 46 are used."""
         self._count = 0
-        self.seed()
+        self.seed(random_bits)
 
-    def seed(self) -> None:
-        """Draw the random bits, from the system's randomness."""
-        drawn = ids.uuid7(0, random.SystemRandom().getrandbits(ids.RANDOM_BITS_OF_UUID7))
+    def seed(self, random_bits: int) -> None:
+        """Take other random bits: this is another process now."""
+        drawn = ids.uuid7(0, random_bits)
         self._middle = drawn[13:28]
         """What stands between the time and the last 32 bits."""
         self._nibble = int(drawn[28], 16) << 28
@@ -54,11 +55,11 @@ class _MessageIds:
         return self._head + (self._nibble | count).to_bytes(4, "big").hex()
 
 
-_message_ids: Final = _MessageIds()
+_message_ids: Final = _MessageIds(random.SystemRandom().getrandbits(ids.RANDOM_BITS_OF_UUID7))
 
 
 def _after_fork() -> None:
-    _message_ids.seed()
+    _message_ids.seed(random.SystemRandom().getrandbits(ids.RANDOM_BITS_OF_UUID7))
     _rng.seed(random.SystemRandom().getrandbits(256))
 
 

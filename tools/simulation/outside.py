@@ -179,8 +179,7 @@ def replaced(world: World) -> Iterator[None]:
     stands_for[random] = stands_for[os] = _seeded(random.Random(f"{world.seed}/outside"))
     places: list[tuple[Any, str, Any]] = [
         (agent_sdk.identity, "_rng", random.Random(f"{world.seed}/ids")),
-        (agent_sdk.identity, "_count", 0),
-        (agent_sdk.identity, "_middle", "-7000-8000-00000"),
+        (agent_sdk.identity, "_message_ids", agent_sdk.identity._MessageIds(0)),
         (agent_sdk.identity, "_incarnations", _Incarnations(world)),
         (agent_sdk.identity, "_made", _Made(world)),
     ]
