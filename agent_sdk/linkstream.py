@@ -76,6 +76,10 @@ class LinkStream:
                 self.beats.heard = boot_time()
                 if not self._frame(data):
                     break
+                # What it has brought about is written before the next is asked for: both take a while. The first turn
+                # of the loop is the handler's, or the caller's, the second one the writer's.
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
             self.reason = self.reason or self._stream.why_ended
             return self._ended
         except StreamBroken as broken:

@@ -186,6 +186,7 @@ class DialledNode(NodeCarrier):
             while (data := await self._stream.read()) is not None:
                 if not self.over:
                     self._frame(data)
+                await asyncio.sleep(0)  # what it has brought about is written before the next is asked for
             self.why = self.why or self._stream.why_ended
         except StreamBroken as broken:
             self.why = self.why or str(broken)

@@ -62,6 +62,7 @@ async def _read(stream: NodeStream, request_iterator: AsyncIterator[bytes]) -> N
     try:
         async for data in request_iterator:
             stream.received(data)
+            await asyncio.sleep(0)  # what it has brought about is written before the next is asked for
     except Exception as error:  # the stream promises not to raise, the transport does not
         _log.error("reading a stream failed; it ends", exc_info=error)
     finally:

@@ -139,6 +139,7 @@ async def test_a_node_that_never_answers_costs_the_timeout_and_little_more(node:
 async def test_a_request_that_was_never_sent_says_so(node: FakeNode, mesh: ConnectedMesh) -> None:
     node.down = True
     node.cut()
+    await eventually(lambda: not mesh._owner().up)
     with pytest.raises(Timeout, match="not sent") as caught:
         await mesh.request(1, capabilities=["work"], timeout=0.1)
     assert not caught.value.may_have_executed
