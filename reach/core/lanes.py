@@ -384,8 +384,7 @@ def on_timer(state: State, lane: Lane) -> None:
     if lane.move is not None:
         if lane.move.until is not None and lane.move.until <= state.now:
             moves.overdue(state, lane)
-        if lane.timer is None:
-            watch(state, lane)
+        watch(state, lane)  # for the same time, if that has set it already
         return
     if lane.awaited_until or lane.expected is not None:
         advance(state, lane)

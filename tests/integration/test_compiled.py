@@ -18,8 +18,13 @@ from tools import compiled
 ROOT = Path(__file__).resolve().parents[2]
 SUITE = ("tests/unit/core", "tests/unit/wire", "tests/unit/policy", "tests/unit/sdk", "tests/scenarios",
          "tests/component")  # fmt: skip
-NOT = ("--ignore", "tests/component/test_duties.py")
-"""It puts faults in the place of functions, which compiled code calls directly."""
+NOT = (
+    "--ignore", "tests/component/test_duties.py", "--ignore", "tests/unit/core/test_actors.py",
+    "--deselect", "tests/component/test_api_keys.py::"
+    "test_a_thousand_wrong_keys_cost_no_slow_hash_and_a_right_one_costs_one",
+    "--deselect", "tests/unit/core/test_version_policy.py::TestWhatItCosts",
+)  # fmt: skip
+"""They put others in the place of functions, which compiled code calls directly, or objects whose class it checks."""
 LIMIT_S = 900.0
 
 
