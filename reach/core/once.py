@@ -18,14 +18,26 @@ from agentreach.v1.frame_pb2 import Found, Lookup, MessageKey, Signal
 from agentreach.wire.content import content_digest
 from agentreach.wire.errors import failure
 from agentreach.wire.names import normalise_env, shown
-from reach.core import admit, again, claims, credit, nodes, order, outcomes, returning, route, settle, vanished, writing
+from reach.core import (
+    admit,
+    again,
+    claims,
+    credit,
+    nodes,
+    order,
+    outcomes,
+    returning,
+    route,
+    settle,
+    vanished,
+    visiting,
+    writing,
+)
 from reach.core.agents import UNREACHABLE, Agent
-from reach.core.claims import Inquiry
 from reach.core.peers import Peer
 from reach.core.ports import Identity
 from reach.core.replay import Elsewhere, Stored
 from reach.core.requests import Attachment, Request, Stage
-from reach.core.visiting import NodePort
 
 if TYPE_CHECKING:
     from agentreach.v1.peer_pb2 import Lineage
@@ -127,7 +139,7 @@ def _to_another(state: State, request: Request, node: NodePeer) -> None:
 
 def place(state: State, request: Request, envelope: Envelope, parent: Lineage | None) -> None:
     """Give a message that is not fresh to its owner, which may be this node."""
-    said_so = any(isinstance(each.port, NodePort) for each in request.waiters)  # by the node that relayed it
+    said_so = any(isinstance(each.port, visiting.NodePort) for each in request.waiters)  # by the node that relayed it
     other = owner(state, request.key, envelope.session_id) if not envelope.reply_topic and not said_so else None
     if other is not None:
         request.parent = parent
@@ -142,7 +154,7 @@ def admit_relayed(state: State, node: NodePeer, envelope: Envelope, spent_ms: in
     """Another node says that this one owns the message."""
     if envelope.entry in node.visiting:
         return  # sent again by a link that began anew
-    port = NodePort(state, node, envelope.entry, envelope.attempt)
+    port = visiting.NodePort(state, node, envelope.entry, envelope.attempt)
     node.visiting[envelope.entry] = port
     who = Identity(tenant=envelope.tenant, principal=envelope.principal)
     envelope.fresh = False
@@ -166,7 +178,7 @@ def took(state: State, request: Request, envelope: Envelope, target: Target, par
     request.parent = parent
     request.note("asking", state.now, "sent before: who has it?")
     left_s = min(PATIENCE_S, request.deadline - state.now - LEFT_S)
-    inquiry = Inquiry(request, target, state.now + left_s)
+    inquiry = claims.Inquiry(request, target, state.now + left_s)
     state.inquiries[request.number] = inquiry
     if order.applies(envelope, parent):
         order.asks(state, request, envelope.session_id)
@@ -181,7 +193,7 @@ def _may_know(node: NodePeer) -> bool:
     return bool(node.address) or (node.cut_at > 0 and not node.closing)
 
 
-def _ask(state: State, inquiry: Inquiry) -> None:
+def _ask(state: State, inquiry: claims.Inquiry) -> None:
     """One round: everybody who may have it and can be asked is; who cannot be is missing."""
     request = inquiry.request
     if outcomes.is_known(state, request.key):
@@ -225,7 +237,7 @@ def _ask(state: State, inquiry: Inquiry) -> None:
         _all_said(state, inquiry)
 
 
-def _has_ended(state: State, inquiry: Inquiry) -> None:
+def _has_ended(state: State, inquiry: claims.Inquiry) -> None:
     """An agent of this node answered it for another node, which is lost: what became of it stands here."""
     request = inquiry.request
     if not _end(state, inquiry):
@@ -271,7 +283,7 @@ def told(state: State, peer: object, found: Found) -> None:
         _all_said(state, inquiry)
 
 
-def _end(state: State, inquiry: Inquiry) -> bool:
+def _end(state: State, inquiry: claims.Inquiry) -> bool:
     """The inquiry is over. False: so is its request."""
     request = inquiry.request
     state.inquiries.pop(request.number, None)
@@ -282,7 +294,7 @@ def _end(state: State, inquiry: Inquiry) -> bool:
     return state.requests.get(request.number) is request and request.stage is Stage.ADMITTED
 
 
-def _to_who_has_it(state: State, inquiry: Inquiry, peer: object, item: Found.Item) -> bool:
+def _to_who_has_it(state: State, inquiry: claims.Inquiry, peer: object, item: Found.Item) -> bool:
     request = inquiry.request
     if not item.agent_id:
         if not isinstance(peer, nodes.NodePeer):
@@ -329,7 +341,7 @@ def _send_to(state: State, request: Request, attachment: Attachment, found: Foun
     route.hand_over(state, request, envelope, attachment, request.parent)
 
 
-def _all_said(state: State, inquiry: Inquiry) -> None:
+def _all_said(state: State, inquiry: claims.Inquiry) -> None:
     """Everybody who was asked has answered, and nobody has it."""
     request = inquiry.request
     if inquiry.missing and state.now < inquiry.until:
@@ -363,7 +375,7 @@ def _give_up(state: State, request: Request, silent: list[str]) -> None:
     )
 
 
-def _silent_agents(state: State, inquiry: Inquiry) -> list[str]:
+def _silent_agents(state: State, inquiry: claims.Inquiry) -> list[str]:
     """The agents of this node's processes that have not answered, by the names by which its sender knows them."""
     tenant, _, env, _ = inquiry.request.key
     names = []
@@ -376,7 +388,7 @@ def _silent_agents(state: State, inquiry: Inquiry) -> list[str]:
     return names or ["who was asked and has left"] * gone
 
 
-def on_timer(state: State, inquiry: Inquiry) -> None:
+def on_timer(state: State, inquiry: claims.Inquiry) -> None:
     """A round is over: ask again, or decide with what is known."""
     inquiry.timer = None
     if state.requests.get(inquiry.request.number) is not inquiry.request or inquiry.request.is_settled:

@@ -89,3 +89,33 @@ def test_the_sdk_brings_neither_the_node_nor_its_libraries() -> None:
     )  # fmt: skip
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert loaded & {"reach", "aiohttp", "structlog", "click", "rich", "prometheus_client", "uhashring"} == set()
+
+
+ALONE = """
+import importlib, os, sys
+for name in ("third_party_first", *sys.argv[1].split()):
+    importlib.import_module(name)
+for name in sys.argv[2].split():
+    child = os.fork()
+    if not child:
+        try:
+            importlib.import_module(name)
+        except BaseException as error:
+            print(f"{name}: {error}", flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def test_every_module_of_the_core_can_be_imported_before_any_other(tmp_path: Path) -> None:
+    """They know each other in circles: which of them comes first must not matter."""
+    (tmp_path / "third_party_first.py").write_text(THIRD_PARTY)
+    ours = every_module()
+    others, core = (
+        " ".join(name for name in ours if name.startswith(package)) for package in ("agentreach.", "reach.core.")
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", ALONE, others, core],
+        cwd=tmp_path, capture_output=True, text=True, timeout=110,
+    )  # fmt: skip
+    assert (done.stdout, done.returncode) == ("", 0), done.stdout + done.stderr[-3000:]
