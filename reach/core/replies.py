@@ -61,7 +61,10 @@ def _answered(state: State, peer: Peer, envelope: Envelope) -> Request | None:
 
 
 def _item(state: State, request: Request, envelope: Envelope) -> None:
-    if request.items and request.attachment is not None and request.attachment.peer.numbers_items:
+    numbered = request.attachment is not None and request.attachment.peer.numbers_items
+    if numbered and envelope.sequence > request.items:
+        return  # its agent is about to begin from the start: nothing may be given before what comes first
+    if request.items and request.attachment is not None and numbered:
         request.repeats = 0
         if envelope.sequence < request.items:  # it was sent again, or its agent has moved and begins from the start
             if not envelope.sequence:

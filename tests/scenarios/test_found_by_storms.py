@@ -421,3 +421,20 @@ def test_a_breaker_comes_along_with_an_agent_that_comes_to_this_node_and_is_no_o
     assert entry.attachment("echo/1").agent.node_id == home.node_id
     assert not is_open(entry, "echo/1")
     cores.assert_settled()
+
+
+# ---- streams ----
+
+
+def test_an_item_that_comes_before_those_it_follows_is_not_given_in_their_place() -> None:
+    """An agent that was joined sent the newest item first, then all from the start: the caller got 2, 1, 2, 3."""
+    core = CoreMesh()
+    agent, caller = core.agent("echo/1"), core.caller()
+    core.attachment("echo/1").peer.numbers_items = True  # as every SDK does
+    message = caller.request()
+    agent.answer(message, "2", more=True, sequence=2)
+    for number in range(3):
+        agent.answer(message, str(number), more=True, sequence=number)
+    agent.answer(message, "end", sequence=3)
+    assert [reply.payload.text for reply in caller.replies_to(message)] == ["0", "1", "2", "end"]
+    core.assert_settled()
