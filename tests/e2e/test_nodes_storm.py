@@ -37,6 +37,7 @@ async def storm_of(seed: int, seconds: float, folder: Path) -> None:
                     await etcd.settled()
                     await ordeal.let_in()
                     await load.more(100)
+                    await load.conversations_go_on()
                 told = {*TOLD, "REGISTRY_UNAVAILABLE"}
                 await ordeal.check(request=told, named=told, stream=told, session=told)
                 print(ordeal.book.codes())

@@ -23,6 +23,11 @@ def test_fails_once(number):
     mark.touch()
     assert before, f"the first run says {{number}}"
 """
+UNTRUE = """
+from tests.support.chaos import judge
+def test_ran_twice():
+    judge(["7 (OK: ) ran 2 times"], "it ran twice")
+"""
 ALWAYS = "def test_fails_always():\n    assert False, 'it never holds'\n"
 
 
@@ -46,7 +51,7 @@ def session(folder: Path, tests: dict[str, str], *arguments: str) -> tuple[int, 
 
 @pytest.mark.parametrize("folder", ["e2e", "integration"])
 def test_a_test_of_processes_that_fails_once_beside_others_passes_and_is_shown(tmp_path: Path, folder: str) -> None:
-    code, told = session(tmp_path, {f"{folder}/test_x.py": ONCE.format(count=1)}, "-n", "1")
+    code, told = session(tmp_path, {f"{folder}/test_x.py": ONCE.format(count=1)}, "-n", "2")
     assert code == 0, told
     assert "1 passed, 1 rerun" in told
     assert "defects to look into" in told and "the first run says 0" in told
@@ -54,7 +59,7 @@ def test_a_test_of_processes_that_fails_once_beside_others_passes_and_is_shown(t
 
 @pytest.mark.parametrize("folder", ["unit", "scenarios"])
 def test_other_tests_get_none(tmp_path: Path, folder: str) -> None:
-    code, told = session(tmp_path, {f"{folder}/test_x.py": ONCE.format(count=1)}, "-n", "1")
+    code, told = session(tmp_path, {f"{folder}/test_x.py": ONCE.format(count=1)}, "-n", "2")
     assert code == 1 and "1 failed" in told and "1 rerun" not in told
 
 
@@ -63,8 +68,13 @@ def test_a_test_that_runs_alone_gets_none(tmp_path: Path) -> None:
     assert code == 1 and "1 failed" in told and "1 rerun" not in told
 
 
+def test_what_no_load_explains_gets_none(tmp_path: Path) -> None:
+    code, told = session(tmp_path, {"e2e/test_x.py": UNTRUE}, "-n", "2")
+    assert code == 1 and "1 failed" in told and "1 rerun" not in told
+
+
 def test_what_fails_twice_has_failed(tmp_path: Path) -> None:
-    code, told = session(tmp_path, {"e2e/test_x.py": ALWAYS}, "-n", "1")
+    code, told = session(tmp_path, {"e2e/test_x.py": ALWAYS}, "-n", "2")
     assert code == 1 and "1 failed, 1 rerun" in told
 
 

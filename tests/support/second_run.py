@@ -1,7 +1,8 @@
 """A second run for tests of real processes that fail while other tests load the machine (decision 23).
 
-Only under xdist: alone, or with one worker's worth of the machine, a failure is a failure at once. What needed its
-second run is shown at the end with what the first one said; more than a few of them fail the session all the same.
+Only where several workers share the machine: a test that is run alone fails at once, and so does what no load explains
+(`Untrue`). What needed its second run is shown at the end with what the first one said; more than a few of them fail
+the session all the same.
 """
 
 from __future__ import annotations
@@ -15,14 +16,19 @@ _PAUSE_S = 2  # the neighbours are at something else by then
 _SHOWN_LINES = 60
 
 
+class Untrue(AssertionError):
+    """Somebody was told what is not so, or something was done twice: no load excuses that."""
+
+
 def may_have_one(folder: str, config: pytest.Config) -> bool:
     """Whether a test of this folder of tests/ runs beside others, with processes of its own."""
-    return folder in FOLDERS and hasattr(config, "workerinput")
+    session = getattr(config, "workerinput", {"workercount": 1})
+    return folder in FOLDERS and session["workercount"] > 1
 
 
 def mark() -> pytest.MarkDecorator:
     """What pytest-rerunfailures looks for."""
-    return pytest.mark.flaky(reruns=1, reruns_delay=_PAUSE_S)
+    return pytest.mark.flaky(reruns=1, reruns_delay=_PAUSE_S, rerun_except=Untrue)
 
 
 def first_runs(reporter: pytest.TerminalReporter) -> list[pytest.TestReport]:
