@@ -30,7 +30,7 @@ class Identity:
     rights: Rights | None = field(default=None, compare=False, repr=False)
     """None: authentication is off, and everybody may do anything."""
     key_id: str = field(default="", compare=False)
-    """The API key, or the certificate's serial number, by which it was established."""
+    """The API key, or the start of the certificate's fingerprint, by which it was established."""
     signing_key: bytes = field(default=b"", compare=False, repr=False)
     """What its messages are signed with, if they must be (`Rights.signs`)."""
     decisions: dict[tuple[bytes, str], Decision] = field(default_factory=dict, compare=False, repr=False)
