@@ -260,7 +260,7 @@ def _join(state: State, port: Port, envelope: Envelope, twin: Request, left_s: f
     """The same message is in flight: wait for the same outcome, or re-bind the wait that this port has already."""
     if content_digest(envelope) != content_digest(Envelope.FromString(twin.data)):
         state.stats.duplicates["conflict"] += 1
-        refuse(state, port, envelope, source, _conflict(envelope.message_id))
+        refuse(state, port, envelope, source, conflict(envelope.message_id))
         return
     deadline = state.now + left_s
     twin.fresh = False  # there is more than one copy: the acknowledgement of one says nothing about the others
@@ -283,13 +283,13 @@ def _join(state: State, port: Port, envelope: Envelope, twin: Request, left_s: f
 
 def _replayed(state: State, port: Port, envelope: Envelope, key: MessageKey, left_s: float, source: str) -> bool:
     """True if this message is finished already (or cannot be known not to be) and was answered so."""
-    found = state.replay.find(key, content_digest(envelope), state.now)
+    found = outcomes.find(state, key, content_digest(envelope))
     match found:
         case None:
             return False
         case Conflict():
             state.stats.duplicates["conflict"] += 1
-            refuse(state, port, envelope, source, _conflict(envelope.message_id))
+            refuse(state, port, envelope, source, conflict(envelope.message_id))
         case TooOld():
             refuse(
                 state,
@@ -308,6 +308,8 @@ def _replayed(state: State, port: Port, envelope: Envelope, key: MessageKey, lef
             port.accept(envelope, key)
         case Elsewhere():
             attachment = route.incarnation(state, key, found.agent_id, found.incarnation)
+            if attachment is None and envelope.idempotent:
+                return False  # its result is gone, and it may run again
             if attachment is None:
                 refuse(state, port, envelope, source, _result_gone(envelope.message_id, found.agent_id))
                 return True
@@ -345,7 +347,8 @@ def streams_already(twin: Request) -> Error:
     )
 
 
-def _conflict(message_id: str) -> Error:
+def conflict(message_id: str) -> Error:
+    """The same id was sent with other content."""
     return failure(
         codes.IDEMPOTENCY_CONFLICT,
         f"message {message_id} was sent before with other content; use a new message_id for a new message",

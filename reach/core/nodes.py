@@ -7,7 +7,6 @@ the incarnation of its start: another incarnation has forgotten all that the for
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING
 
 from agentreach.v1 import frame_pb2 as pb
@@ -35,7 +34,7 @@ from reach.core.ports import Identity
 
 if TYPE_CHECKING:
     from agentreach.v1.registry_pb2 import AgentLoad
-    from reach.core.requests import Attachment, Request
+    from reach.core.requests import Attachment
     from reach.core.state import State
     from reach.core.visiting import NodePort
 
@@ -44,7 +43,6 @@ AgentKey = tuple[str, str, str]
 
 _RANDOM_BITS = 128
 NODES_MAX = 1_000  # that are known at once, registered or not
-ANSWERED_MAX = 256  # more than a node has in hand between the acknowledgement of a reply and passing it on
 _BEAT_S = 5.0  # a node says something at least so often
 _SILENT_S = 4 * _BEAT_S  # a link that says nothing for so long is cut
 
@@ -55,7 +53,6 @@ class NodePeer(Peer):
     __slots__ = (
         "address",
         "agents",
-        "answered",
         "broker",
         "dead",
         "draining",
@@ -86,8 +83,6 @@ class NodePeer(Peer):
         """What it said last of each of its agents, also of those whose records have not come yet."""
         self.unregistered: dict[AgentKey, None] = {}
         """Of its agents those whose keys have vanished from the store, though it says that it has them."""
-        self.answered: deque[Request] = deque(maxlen=ANSWERED_MAX)
-        """The last requests of its callers whose outcomes it has acknowledged: it may end before it passes them on."""
         self.visiting: dict[bytes, NodePort] = {}
         """By its entry: requests that it gave to agents of this node."""
         self.broker: Attachment | None = None

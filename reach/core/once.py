@@ -10,7 +10,7 @@ only if it is `idempotent`.
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from agentreach.v1 import error_pb2 as codes
 from agentreach.v1.envelope_pb2 import Envelope, Target
@@ -20,23 +20,22 @@ from agentreach.wire.errors import failure
 from agentreach.wire.names import normalise_env, shown
 from reach.core import (
     admit,
-    again,
     claims,
     credit,
     nodes,
     order,
     outcomes,
+    relays,
     returning,
     route,
     settle,
     vanished,
     visiting,
-    writing,
 )
-from reach.core.agents import UNREACHABLE, Agent
+from reach.core.agents import UNREACHABLE
 from reach.core.peers import Peer
 from reach.core.ports import Identity
-from reach.core.replay import Elsewhere, Stored
+from reach.core.replay import Conflict, Elsewhere, Stored, TooOld
 from reach.core.requests import Attachment, Request, Stage
 
 if TYPE_CHECKING:
@@ -69,82 +68,15 @@ def _rank(salt: bytes, node_id: str) -> bytes:
     return blake2b(salt + b"\0" + node_id.encode(), digest_size=8).digest()
 
 
-def relay(state: State, request: Request, envelope: Envelope, node: NodePeer) -> None:
-    """Give a request to the node that owns its message; its replies come back as from an agent."""
-    attachment = _broker(state, node)
-    request.agent, request.attachment, request.attempt = attachment.agent, attachment, 1
-    request.relayed, request.retriable = True, False
-    outcomes.forget(state, request)
-    state.relayed[request.key] = request
-    request.agent_type = envelope.target.agent_type.lower()
-    request.note("relayed", state.now, f"to node {node.node_id}, which owns the message")
-    attachment.attempts[request.number] = request
-    if order.applies(envelope, request.parent):
-        order.relayed(state, request, envelope.session_id, node)
-    request.data = writing.relayed(state, request, envelope)
-    route.put_on_link(state, request, attachment)
-
-
-def answered(state: State, request: Request) -> None:
-    """A relayed request has its outcome."""
-    if state.relayed.get(request.key) is request:
-        del state.relayed[request.key]
-
-
-def _broker(state: State, node: NodePeer) -> Attachment:
-    """What stands for a node that is given requests to own."""
-    if node.broker is None:
-        agent = Agent(f"node/{node.node_id}")
-        node.broker = Attachment(agent, node, state.now, remote=True)
-        node.broker.look_at = float("inf")
-        agent.link = node.broker
-    return node.broker
-
-
-def owner_lost(state: State, node: NodePeer) -> None:
-    """The link to an owner was cut: its messages are another's, who will ask whether they ran."""
-    if node.broker is None:
-        return
-    for request in list(node.broker.attempts.values()):
-        if request.stage is Stage.SETTLED:
-            settle.release(state, request)
-            continue
-        if request.items:
-            continue  # it cannot begin anew; its deadline ends it, or the link comes back
-        request.ran = True
-        _to_another(state, request, node)
-
-
-def declined(state: State, request: Request, node: NodePeer) -> None:
-    """The owner takes nothing more, for it is leaving, and had not said so yet: the message is another's."""
-    node.draining = True
-    _to_another(state, request, node)
-
-
-def _to_another(state: State, request: Request, node: NodePeer) -> None:
-    if request.item is not None:
-        node.link.withdraw(request.item)
-    settle.give_back(state, request)
-    answered(state, request)
-    del state.requests[request.number]
-    again.renumber(state, request)  # the former owner may be given it once more, for an agent of its
-    state.by_key.setdefault(request.key, request)
-    request.attempt, request.relayed, request.retriable = 0, False, True
-    request.inquired = False
-    request.stage = Stage.ADMITTED
-    envelope = Envelope.FromString(request.data)
-    envelope.fresh = False
-    place(state, request, envelope, request.parent)
-
-
 def place(state: State, request: Request, envelope: Envelope, parent: Lineage | None) -> None:
     """Give a message that is not fresh to its owner, which may be this node."""
     said_so = any(isinstance(each.port, visiting.NodePort) for each in request.waiters)  # by the node that relayed it
-    other = owner(state, request.key, envelope.session_id) if not envelope.reply_topic and not said_so else None
+    here = said_so or bool(envelope.reply_topic) or outcomes.is_known(state, request.key)
+    other = owner(state, request.key, envelope.session_id) if not here else None
     if other is not None:
         request.parent = parent
         if not order.applies(envelope, parent) or order.may_follow(state, request, envelope, other):
-            relay(state, request, envelope, other)
+            relays.relay(state, request, envelope, other)
     else:
         target = envelope.target
         route.route(state, request, envelope, target, target.SerializeToString(), parent)
@@ -242,21 +174,29 @@ def _has_ended(state: State, inquiry: claims.Inquiry) -> None:
     request = inquiry.request
     if not _end(state, inquiry):
         return
-    found = state.replay.find(request.key, content_digest(Envelope.FromString(request.data)), state.now)
-    if isinstance(found, Stored):
-        error = Envelope.FromString(found.outcome).error
-        state.stats.duplicates["replayed"] += 1
-        outcome = codes.ErrorCode.Name(error.code) if error.code else "OK"
-        settle.answer(state, request, found.outcome, outcome, error if error.code else None)
-        settle.release(state, request)
-        return
-    attachment = None
-    if isinstance(found, Elsewhere):
-        attachment = route.incarnation(state, request.key, found.agent_id, found.incarnation)
-    if attachment is not None:
-        _send_to(state, request, attachment, Found.DONE)
-    else:
-        _give_up(state, request, [found.agent_id if isinstance(found, Elsewhere) else "its agent"])
+    found = outcomes.find(state, request.key, content_digest(Envelope.FromString(request.data)))
+    match found:
+        case Stored():
+            error = Envelope.FromString(found.outcome).error
+            state.stats.duplicates["replayed"] += 1
+            outcome = codes.ErrorCode.Name(error.code) if error.code else "OK"
+            settle.answer(state, request, found.outcome, outcome, error if error.code else None)
+            settle.release(state, request)
+        case Conflict():
+            state.stats.duplicates["conflict"] += 1
+            settle.fail(state, request, admit.conflict(request.message_id))
+        case Elsewhere():
+            attachment = route.incarnation(state, request.key, found.agent_id, found.incarnation)
+            if attachment is not None:
+                _send_to(state, request, attachment, Found.DONE)
+            elif request.idempotent:
+                _run(state, inquiry)
+            else:
+                _give_up(state, request, [found.agent_id])
+        case TooOld() | None:
+            _give_up(state, request, ["its agent"])
+        case _:
+            assert_never(found)
 
 
 def _answers_for(attachment: Attachment) -> bool:
@@ -299,8 +239,11 @@ def _to_who_has_it(state: State, inquiry: claims.Inquiry, peer: object, item: Fo
     if not item.agent_id:
         if not isinstance(peer, nodes.NodePeer):
             return False
+        if item.state == Found.DONE and any(_is_of(each.port, peer) for each in request.waiters):
+            inquiry.missing.append(f"node {peer.node_id}")  # each would wait for the other
+            return False
         if _end(state, inquiry):
-            relay(state, request, Envelope.FromString(request.data), peer)
+            relays.relay(state, request, Envelope.FromString(request.data), peer)
         return True
     if isinstance(peer, Peer) and not isinstance(peer, nodes.NodePeer):
         tenant, _, env, _ = request.key
@@ -315,6 +258,11 @@ def _to_who_has_it(state: State, inquiry: claims.Inquiry, peer: object, item: Fo
     return True
 
 
+def _is_of(port: object, node: NodePeer) -> bool:
+    """Whether who waits there is a node that relayed the message."""
+    return isinstance(port, visiting.NodePort) and port.node is node
+
+
 def is_given(state: State, request: Request, node: NodePeer) -> bool:
     """A node gives this one a message for an agent. True if others were asked for it: they wait for that node now.
 
@@ -322,7 +270,7 @@ def is_given(state: State, request: Request, node: NodePeer) -> bool:
     """
     inquiry = state.inquiries.get(request.number)
     if inquiry is not None and _end(state, inquiry):
-        relay(state, request, Envelope.FromString(request.data), node)
+        relays.relay(state, request, Envelope.FromString(request.data), node)
     return inquiry is not None
 
 
@@ -353,6 +301,12 @@ def _all_said(state: State, inquiry: claims.Inquiry) -> None:
     if inquiry.missing and not request.idempotent:
         _give_up(state, request, inquiry.missing)
         return
+    _run(state, inquiry)
+
+
+def _run(state: State, inquiry: claims.Inquiry) -> None:
+    """It is decided: the message runs, in its turn."""
+    request = inquiry.request
     if request.line is not None:
         order.decided(state, request)
         return

@@ -3,7 +3,7 @@
 Most outcomes go to the replay table. That of a fresh id is kept only until its caller's link has acknowledged the
 reply: until then the settled request stays in `State.by_key`, so that full speed does not wash the table out. So does
 at an agent's home what its entry has not acknowledged. An entry may end with what it has acknowledged and had not yet
-passed on: of the last of these the home remembers whose they were (`NodePeer.answered`).
+passed on: of the last of these the home remembers whose they were (`State.answered`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Final
 from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.wire.content import content_digest
 from reach.core import replay
+from reach.core.answered import Answered
+from reach.core.replay import Conflict, Elsewhere, Stored, TooOld
 from reach.core.requests import MessageKey, Request
 
 if TYPE_CHECKING:
@@ -50,8 +52,11 @@ def confirmed(state: State, request: Request) -> None:
     """The caller's link has accepted the final reply of a fresh id: it will not be sent again."""
     request.reply = None
     forget(state, request)
-    if request.visitor is not None:
-        request.visitor.node.answered.append(request)
+    agent = request.agent
+    if request.visitor is not None and agent is not None and (request.data or request.digest):
+        data = b"" if request.digest else request.data
+        answered = Answered(data, request.digest, agent.agent_id, agent.incarnation)
+        state.answered.remember(request.key, answered, state.now)
 
 
 def keep_unconfirmed(state: State, request: Request) -> None:
@@ -72,16 +77,16 @@ def keep_all_unconfirmed(state: State, items: Iterable[Item]) -> None:
 
 
 def is_known(state: State, key: MessageKey) -> bool:
-    """Whether the replay table says what became of a message; what was remembered of it elsewhere comes there now."""
+    """Whether `find` says what became of a message."""
     request = state.by_key.get(key)
     if request is not None and request.is_settled:
         keep_unconfirmed(state, request)
-    if state.replay.has(key, state.now):
-        return True
-    for node in state.nodes.values():
-        for each in node.answered:
-            if each.key == key and each.agent is not None:
-                digest = each.digest or content_digest(Envelope.FromString(each.data))
-                state.replay.store(key, digest, (each.agent.agent_id, each.agent.incarnation), state.now)
-                return True
-    return False
+    return state.replay.has(key, state.now) or state.answered.has(key, state.now)
+
+
+def find(state: State, key: MessageKey, digest: bytes) -> Stored | Elsewhere | Conflict | TooOld | None:
+    """What this node knows of a finished message that is sent again; None: nothing."""
+    found = state.replay.find(key, digest, state.now)
+    if found is None or isinstance(found, TooOld):
+        return state.answered.find(key, digest, state.now) or found
+    return found

@@ -21,8 +21,8 @@ from reach.core import (
     loads,
     losses,
     nodes,
-    once,
     owners,
+    relays,
     returning,
     settle,
     takeover,
@@ -313,7 +313,7 @@ def link_cut(state: State, node: NodePeer) -> None:
         set_status(state, attachment, UNREACHABLE)
     for attachment in [*node.agents.values(), *_orphans_of(state, node)]:
         losses.link_cut(state, attachment)
-    once.owner_lost(state, node)
+    relays.owner_lost(state, node)
     drop_unregistered(state, node)
 
 

@@ -62,7 +62,7 @@ class TooOld:
     __slots__ = ()
 
 
-_CONFLICT = Conflict()
+CONFLICT = Conflict()
 _TOO_OLD = TooOld()
 
 
@@ -113,7 +113,7 @@ class Replay:
         self._now = now
         entry = self._table.get(key, now)
         if entry is not None:
-            return entry if entry.digest == digest else _CONFLICT
+            return entry if entry.digest == digest else CONFLICT
         if self.forgotten_unix_ms >= 0:
             made_unix_ms = uuid7_unix_ms(key[3])
             if made_unix_ms is not None and made_unix_ms <= self.forgotten_unix_ms:

@@ -13,7 +13,7 @@ from agentreach.v1.envelope_pb2 import Envelope
 from agentreach.v1.error_pb2 import Error
 from agentreach.wire.checks import payload_size
 from agentreach.wire.errors import failure
-from reach.core import again, breakers, credit, deadlines, nodes, once, outcomes, quotas, returning, settle, writing
+from reach.core import again, breakers, credit, deadlines, nodes, outcomes, quotas, relays, returning, settle, writing
 from reach.core.peers import Peer
 from reach.core.requests import Request, Stage
 from reach.core.retry import failed_as
@@ -138,7 +138,7 @@ def _refused(state: State, request: Request, envelope: Envelope) -> None:
     if request.relayed:
         node = request.attachment.peer if request.attachment is not None else None
         if said.code == codes.SHUTTING_DOWN and not said.may_have_executed and isinstance(node, nodes.NodePeer):
-            once.declined(state, request, node)
+            relays.declined(state, request, node)
         else:
             settle.fail(state, request, said, by_agent=True)
         return

@@ -19,9 +19,9 @@ from reach.core import (
     deadletters,
     health,
     lanes,
-    once,
     order,
     outcomes,
+    relays,
     replay,
     visiting,
     waiters,
@@ -66,6 +66,8 @@ def answer_error(state: State, request: Request, error: Error, *, by_agent: bool
     redact(state, error)
     if request.visitor is not None and not by_agent:
         request.verdict = visiting.verdict_of(request, error)
+        if not request.verdict:
+            request.fresh = request.node_made_id = False  # of this nobody knows but this node, not even the agent
     error.attempts = max(error.attempts, request.attempt)
     if request.ran:
         error.may_have_executed = True
@@ -110,7 +112,7 @@ def answer(state: State, request: Request, reply: bytes, outcome: str, error: Er
     if request.line is not None:
         order.over(state, request)
     if request.relayed:
-        once.answered(state, request)  # its owner keeps the outcome
+        relays.answered(state, request)  # its owner keeps the outcome
     elif (request.node_made_id and (request.visitor is None or item is None)) or (
         error is not None and not replay.is_stored(error.code, error.retryable, error.may_have_executed)
     ):

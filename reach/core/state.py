@@ -15,6 +15,7 @@ from agentreach.policy.wheel import TimerWheel
 from agentreach.wire.outbox import Shared
 from agentreach.wire.redaction import Redaction, names_of
 from reach.core import quotas
+from reach.core.answered import AnsweredBook
 from reach.core.breaker import Breaker
 from reach.core.brought import Parked, Returning
 from reach.core.budget import RetryBudget
@@ -216,6 +217,8 @@ class State:
         self.balance = Balance()
         self.relayed: dict[MessageKey, Request] = {}
         """Requests that were given to the node that owns their message. (What this node owns is in `by_key`.)"""
+        self.answered = AnsweredBook(self.rules.replay_s)
+        """Who answered what other nodes asked for, and have acknowledged."""
         self.inquiries: dict[int, Inquiry] = {}
         """By number: requests that wait here, at their owner, until others have said whether they have them."""
         self.asking: dict[int, Asking] = {}

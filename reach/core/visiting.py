@@ -2,8 +2,8 @@
 
 A visiting request is an ordinary `Request` with one peculiarity: who waits for it is its entry node (`NodePort`). The
 home gives it a slot, delivers it, and tells what came of it; deadline, retries, breaker and outcome are the entry's. So
-nothing is retried here, no outcome is kept, and an end that is no answer of the agent goes back as `attempt_state`:
-REFUSED when the agent never had it, LOST when it did.
+nothing is retried here, an outcome is kept only until its entry has it (`outcomes`), and an end that is no answer of
+the agent goes back as `attempt_state`: REFUSED when the agent never had it, LOST when it did.
 """
 
 from __future__ import annotations
@@ -131,6 +131,8 @@ def admit_from(state: State, node: NodePeer, envelope: Envelope, spent_ms: int) 
         return
     if twin is not None:
         outcomes.keep_unconfirmed(state, twin)
+    if attempt > 1 and envelope.idempotent:
+        state.replay.reopen(key, state.now)  # its entry takes the failure of an earlier attempt for no outcome
     request = _open(state, port, envelope, key, left_s)
     if left_s <= 0:
         settle.fail(state, request, deadlines.timed_out(request))

@@ -21,11 +21,9 @@ if TYPE_CHECKING:
 
 def cancel(state: State, port: Port, key: MessageKey) -> None:
     """The caller behind `port` no longer wants the answer. Somebody else's request is not its to cancel."""
-    request = state.by_key.get(key) or state.relayed.get(key)
-    if request is None:
-        return
-    mine = [waiter for waiter in request.waiters if waiter.port is port] or callbacks.all_of(request)
-    for waiter in mine:
+    books = [each for each in (state.by_key.get(key), state.relayed.get(key)) if each is not None]
+    mine = [(each, waiter) for each in books for waiter in each.waiters if waiter.port is port]
+    for request, waiter in mine or [(each, waiter) for each in books for waiter in callbacks.all_of(each)]:
         leave(state, request, waiter, failure(codes.CANCELLED, "the caller cancelled the request", retryable=False))
 
 
