@@ -292,8 +292,7 @@ def comes_home(state: State, former: Agent, attachment: Attachment) -> None:
     state.remote_agents -= 1
     health.end(state, old)
     owners.home_left(state, old)
-    if former.incarnation != attachment.agent.incarnation:
-        vanished.remember(state, old, node)
+    vanished.remember(state, old, node)  # should it end here soon, only its former home knows all that it had
     nodes.forget_if_gone(state, node)
     if former.incarnation != attachment.agent.incarnation:
         losses.agent_gone(state, old, "another process took over its agent_id")

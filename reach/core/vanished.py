@@ -143,10 +143,8 @@ def among(state: State, selector: Selector, before: float = math.inf) -> list[Pr
             continue
         tenant, env, agent_id, incarnation = key
         present = state.directory.get(tenant, env, agent_id)
-        if present is not None and present.incarnation == incarnation and _is_back(present):
-            del book.entries[key]  # it is asked itself
-        else:
-            found.append((agent_id, incarnation))
+        if present is None or present.incarnation != incarnation or not _is_back(present):
+            found.append((agent_id, incarnation))  # else it is asked itself, as long as it lives
     return found
 
 

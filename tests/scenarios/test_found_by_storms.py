@@ -195,6 +195,32 @@ def test_an_agent_that_ended_with_its_home_is_missing_also_when_its_key_goes_und
     cores.assert_settled()
 
 
+@pytest.mark.parametrize("asked", ["while it is cut off", "when it is gone"])
+def test_an_agent_that_lost_its_home_and_ends_at_the_next_one_is_missing_for_what_the_former_had(asked: str) -> None:
+    """The simulator, seed 96: the next home knew what it had given itself, and had the message run again."""
+    cores = Cores(2)
+    home, other = cores.nodes
+    agent, idle = home.agent("echo/1"), other.agent("echo/2")
+    idle.say(DRAINING)
+    name = home.caller("first").request("same", timeout_ms=30_000)
+    agent.answer(name, "once")
+    cores.kill(home)
+    moved = dials(other, agent)
+    idle.say(HEALTHY)
+    cores.advance(0.3)
+    moved.cut()
+    caller = other.caller()
+    if asked == "when it is gone":
+        cores.advance(other.state.rules.resume_window_s + 1.0)
+    caller.request("same", message_id=name, fresh=False, timeout_ms=60_000)
+    cores.advance(30.0)
+    assert not runs(idle)
+    error = caller.error_of(name)
+    assert error.code == codes.AGENT_LOST and error.may_have_executed
+    idle.answer(caller.request("an id of its application, later", fresh=False))
+    other.assert_settled()
+
+
 # ---- a session's messages at a former home ----
 
 
