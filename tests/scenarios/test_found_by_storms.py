@@ -202,14 +202,19 @@ def test_an_agent_that_lost_its_home_and_ends_at_the_next_one_is_missing_for_wha
     home, other = cores.nodes
     agent, idle = home.agent("echo/1"), other.agent("echo/2")
     idle.say(DRAINING)
-    name = home.caller("first").request("same", timeout_ms=30_000)
+    first = home.caller("first")
+    name, looked_for = (first.request("same", timeout_ms=30_000) for _ in range(2))
     agent.answer(name, "once")
+    agent.answer(looked_for, "once")
     cores.kill(home)
     moved = dials(other, agent)
     idle.say(HEALTHY)
-    cores.advance(0.3)
-    moved.cut()
     caller = other.caller()
+    caller.request("same", message_id=looked_for, fresh=False, timeout_ms=30_000)
+    cores.advance(0.3)
+    moved.answer(looked_for, "once")
+    assert caller.text_of(looked_for) == "once"
+    moved.cut()
     if asked == "when it is gone":
         cores.advance(other.state.rules.resume_window_s + 1.0)
     caller.request("same", message_id=name, fresh=False, timeout_ms=60_000)
