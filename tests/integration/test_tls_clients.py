@@ -148,14 +148,14 @@ async def test_renewed_certificates_of_both_ends_are_used_at_the_next_dial(tmp_p
 
 
 async def _answered(mesh: object) -> object:
-    from agent_sdk import NoRoute
+    from agent_sdk import NoAgentAvailable, NoRoute
 
     async with asyncio.timeout(20):
         while True:
             try:
                 reply = await mesh.request("still here", agent_type="renewed", timeout=5)  # type: ignore[attr-defined]
                 return reply.data
-            except NoRoute:
+            except (NoRoute, NoAgentAvailable):  # not there yet, or starting
                 await asyncio.sleep(0.05)
 
 
