@@ -193,7 +193,12 @@ class Left:
 
     @classmethod
     async def of(cls, node: NodeProcess) -> Left:
-        """As it is now."""
+        """As it is once the node leads: until then it has a task less."""
+
+        async def leads() -> bool:
+            return await node.metric("reach_leader") == 1
+
+        await eventually(leads, "the node leads", SETTLED_S)
         return cls(await node.tasks(), node.rss_bytes(), node.open_files())
 
     async def nothing_more(self, node: NodeProcess, rss_growth_max: int = RSS_GROWTH_MAX) -> None:
